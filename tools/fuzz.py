@@ -25,7 +25,7 @@ os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 
 import torch
 import transformers
-from fuzzing import arguments, commands, folders, jobs, policies, tensors
+from fuzzing import arguments, commands, folders, policies, tensors
 from fuzzing.verdicts import ELSE, REFUSED, RIGHT, Verdict, judge
 
 
@@ -36,7 +36,6 @@ AREAS = {
     "policies": (policies.case, 20),
     "heads": (folders.head_case, 9),
     "profiles": (folders.profile_case, 7),
-    "jobs": (jobs.case, 7),
     "commands": (commands.case, 12),
 }
 SECONDS = 10.0  # a case that takes longer hangs

@@ -104,7 +104,7 @@ FAULTS = (
     Fault("files atomic", "artifacts/files.py", "made = Path(tempfile.mkdtemp(prefix=f\".{path.name}.\", dir=path.parent))", "made = path; made.mkdir(exist_ok=True)", "artifacts"),
     Fault("files depth", "artifacts/json_io.py", "if _depth(text) > DEEPEST:", "if False:", "artifacts"),
     Fault("files links", "artifacts/safe_references.py", "if path.is_symlink() and (path == subfolder or path.resolve().parent != blobs):", "if False:", "artifacts/test_references.py"),
-    Fault("files other run", "training/resumable.py", "_refuse_other_run(written, facts)", "pass", "training methods cli evaluation"),
+    Fault("files other run", "training/run_folder.py", "self._refuse_other_run(record)", "pass", "training methods cli evaluation"),
     Fault("certificates share", "evaluation/tuning.py", "share, climbing = delta / len(ladders), True", "share, climbing = delta, True", "evaluation/test_bounds.py"),
     Fault("certificates climb", "evaluation/tuning.py", "climbing = climbing and harm <= max_loss", "climbing = harm <= max_loss", "evaluation"),
     Fault("certificates bound", "stats/intervals.py", 'proportion_ci(1 - delta, method="exact").high', 'proportion_ci(1 - delta, method="wilson").high', "stats evaluation"),

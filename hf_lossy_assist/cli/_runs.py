@@ -155,7 +155,7 @@ def check_out(out: Path | None, resume: bool) -> None:
     if out is None:
         return
 
-    _, part = training.resumable.folders(out)
+    _, part = training.run_folder.folders(out)
     if resume and out.exists() and not part.is_dir():
         raise ValueError(
             f"--resume: {part} is not there, so no run of {out} is unfinished: choose another --out, or delete {out}"

@@ -161,7 +161,6 @@ def _write_parts(
     if isinstance(loaded[1], hla.Drafter):  # it has no weights
         recorded, roles["draft"] = recorded | {"assistant": type(loaded[1]).__name__}, None
     facts = training.jobs.describe_run(recorded, roles, loaded[2], [source], file.path.name, "inputs")
-    done, part = training.resumable.folders(out)
     writers: list[row_writer.RowWriter] = []  # one in each process
 
     def make_writer(models: Any) -> row_writer.RowWriter:
@@ -179,17 +178,14 @@ def _write_parts(
 
     row_writer.refuse_columns(file.columns)
     make_writer(loaded)  # refuses settings that suit no row
-    names = training.resumable.name_shards(len(file.begins), file.path.suffix[1:])
-    with (
-        hint_resume(out),
-        training.resumable.start_run(done, part, facts, RECORD, resume=resume, processes=processes) as unfinished,
-    ):
-        if unfinished:
-            training.resumable.write_shards(part / RECORD, names, make, loaded, processes, 0, ("writing", "parts"))
-            processes.on_first(lambda: part.rename(done))
+    names = training.run_folder.name_units(len(file.begins), file.path.suffix[1:])
+    opened = training.run_folder.RunFolder.opened
+    with hint_resume(out), opened(out, RECORD, facts, resume=resume, processes=processes) as run:
+        run.write_units(names, make, loaded, 0, ("writing", "parts"))
+        processes.on_first(lambda: run.part.rename(out))
     if not processes.first:
         return
-    count, first = file.count_errors(done / name for name in names)
+    count, first = file.count_errors(out / name for name in names)
     why = "" if first is None else f"; the others have an `error`, the first {one_line(first)}"
     if count == file.total:
         raise ValueError(f"{out}: no text of {file.total} prompts; all have an `error`, the first {one_line(first)}")

@@ -103,9 +103,7 @@ def _report(
     line = _describe(found, search, certificate, bool(decoding["do_sample"]), facts["dtype"])
     chosen = _choose_policy(found, space, certificate)
     if store is not None:
-        if chosen is not None:
-            chosen.save_pretrained(store.part / "policy")
-        store.finish(found.certified, found.tried, advice=line)
+        store.finish(found.certified, found.tried, chosen, advice=line)
     if as_json:
         rows = [
             {

@@ -11,9 +11,8 @@ import jinja2
 from matplotlib.figure import Figure
 
 from ..artifacts.head import CONFIG, Head
-from ..artifacts.json_io import read_lines, read_object
+from ..artifacts.json_io import parse_json, read_lines, read_object
 from ..policy.parse import strip_paths
-from ..training.resumable import compute_key, open_sealed_line
 from ..validation import one_line, visible
 from .metrics import NONE, ArmMetrics, compute_metrics, format_row
 from .results import ANSWERS, RECORD
@@ -87,9 +86,9 @@ def read_run(folder: Path) -> tuple[dict[str, Any], list[ArmOutput]]:
             raise FileNotFoundError(
                 f"{folder} holds no {name}: expected a folder that hf-lossy compare or tune wrote with --out, or a head's"
             )
-    record, key = read_object(folder / RECORD, "an object, the record of a run"), compute_key(folder / RECORD)
+    record = read_object(folder / RECORD, "an object, the record of a run")
     with open(folder / ANSWERS, "rb") as file:
-        lines = [open_sealed_line(line, where, key) for where, line in read_lines(file, str(folder / ANSWERS))]
+        lines = [parse_json(line, where) for where, line in read_lines(file, str(folder / ANSWERS))]
     return record, [ArmOutput.from_dict(line) for line in lines]
 
 

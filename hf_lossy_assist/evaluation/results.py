@@ -2,19 +2,20 @@
 
 import csv
 import io
-import os
+import json
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
-from ..artifacts.files import format_json, name_full_disk, write_text
-from ..training.processes import ALONE, Lock, Processes
-from ..training.resumable import compute_key, folders, prepare, read_record, read_sealed_lines, seal_line
+from ..artifacts.files import format_json, write_text
+from ..policy.policy import LossyPolicy
+from ..training.processes import ALONE, Processes
+from ..training.run_folder import RunFolder
 from .metrics import ArmMetrics
 from .writer import ArmOutput
 
 
-RECORD, BATCHES, ANSWERS, SUMMARY = "run.json", "batches{}.jsonl", "answers.jsonl", "summary.csv"
-LONGEST = 2**30  # bytes of a batch's line, which has many rows and arms, each with tokens and their texts
+RECORD, ANSWERS, SUMMARY = "run.json", "answers.jsonl", "summary.csv"
 
 
 class ResultStore:
@@ -44,71 +45,50 @@ class ResultStore:
 
 
 class ResultFolder(ResultStore):
-    """A result store in a folder beside `out`, with one sealed line per batch; `finish` turns the folder into `out`.
+    """A result store in a run's folder, with a file for each batch; `finish` turns the folder into `out`. See `RunFolder.opened`.
 
     Args:
-        facts: what determines the run; a folder with other facts is not resumed.
-        processes: they share the batches; each writes a separate file, and reads all.
-
-    Raises: `ValueError`, one line, if `out` exists, if there is an unfinished run and no `resume`, or one with other facts, or one that another
-    process is running.
+        facts: what determines the run. processes: they share the batches, and all read those that are there.
     """
 
     def __init__(self, out: Path, facts: dict[str, object], resume: bool, processes: Processes = ALONE):
         super().__init__(processes)
-        self.out, self.part = folders(out)
-        self._lock = Lock(self.part)
-        processes.on_first(self._lock.acquire)
-        try:
-            processes.on_first(self._refuse_finished)
-            processes.on_first(lambda: prepare(self.out, self.part, facts, resume, RECORD))
-            self._file, self._key = self.part / BATCHES.format(processes.rank or ""), compute_key(self.part / RECORD)
-            for file in sorted(self.part.glob(BATCHES.format("*"))):
-                self._read(file)
-        except BaseException:
-            self.release()
-            raise
-        processes.wait()  # reading removes torn lines; nobody may write before all have read
-
-    def _refuse_finished(self) -> None:
-        """Refuse a finished run whose folder has the name of an unfinished one; a run killed at its end still has batch files."""
-        if (self.part / ANSWERS).is_file() and not list(self.part.glob(BATCHES.format("*"))):
-            raise ValueError(f"{self.part} is a finished run, and no unfinished one of {self.out}: pass another --out")
+        self.out, self._open = out, ExitStack()
+        self.run = self._open.enter_context(RunFolder.opened(out, RECORD, facts, resume=resume, processes=processes))
+        for file in sorted(self.run.part.glob("[0-9]*.json")):
+            batch = json.loads(file.read_bytes())
+            self.take(batch["batch_size"], batch["unit"], [ArmOutput.from_dict(spec) for spec in batch["answers"]])
+        processes.wait()  # nobody may write before all have read
 
     def release(self) -> None:
         """Release the folder for other processes."""
-        self._lock.release()
+        self._open.close()
 
     def add(self, batch_size: int, unit: int, answers: Sequence[ArmOutput]) -> None:
         super().add(batch_size, unit, answers)
-        line = {"batch_size": batch_size, "unit": unit, "answers": [answer.to_dict() for answer in answers]}
-        with name_full_disk(self._file), open(self._file, "a", encoding="utf-8") as file:
-            file.write(seal_line(line, self._key))
-            file.flush()
-            os.fsync(file.fileno())
+        batch = {"batch_size": batch_size, "unit": unit, "answers": [answer.to_dict() for answer in answers]}
+        write_text(self.run.part / f"{batch_size:05d}-{unit:06d}.json", json.dumps(batch))
 
-    def _read(self, path: Path) -> None:
-        for where, batch in read_sealed_lines(path, self._key, LONGEST):
-            if self.has(batch["batch_size"], batch["unit"]):  # answers counted twice would narrow every bound
-                raise ValueError(f"{where}: the batch stands here twice: delete {self.part} and start again")
-            self.take(batch["batch_size"], batch["unit"], [ArmOutput.from_dict(entry) for entry in batch["answers"]])
-
-    def finish(self, found: Sequence[ArmMetrics], trial: Sequence[ArmMetrics] = (), **more: object) -> None:
-        """Write the answers in Spec-Bench's format and the figures, and rename the folder to `out`.
+    def finish(
+        self,
+        found: Sequence[ArmMetrics],
+        trial: Sequence[ArmMetrics] = (),
+        policy: LossyPolicy | None = None,
+        **more: object,
+    ) -> None:
+        """Write the answers in Spec-Bench's format, the figures and the record to `out`.
 
         Args:
-            trial: figures on other problems, on which settings were chosen. more: stored in the record under "found".
+            trial: figures on other problems, on which settings were chosen. policy: the recommended one. more: stored in the record under "found".
         """
-        ordered = sorted(self.answers, key=lambda a: (a.batch_size, a.arm, a.prompt))
-        try:
-            write_text(self.part / ANSWERS, "".join(seal_line(answer.to_dict(), self._key) for answer in ordered))
-            write_text(self.part / SUMMARY, format_csv(found, trial))
-            write_text(self.part / RECORD, format_json(read_record(self.part / RECORD) | {"found": more}))
-            os.rename(self.part, self.out)
-        finally:
-            self.release()
-        for file in self.out.glob(BATCHES.format("*")):
-            file.unlink()  # after the rename, so a run killed in between loses nothing
+        ordered = sorted(self.answers, key=lambda answer: (answer.batch_size, answer.arm, answer.prompt))
+        lines = [json.dumps(answer.to_dict(), ensure_ascii=False) + "\n" for answer in ordered]
+        with self._open, self.run.result() as folder:
+            write_text(folder / ANSWERS, "".join(lines))
+            write_text(folder / SUMMARY, format_csv(found, trial))
+            write_text(folder / RECORD, format_json(self.run.facts | {"found": more}))
+            if policy is not None:
+                policy.save_pretrained(folder / "policy")
 
 
 def format_csv(found: Sequence[ArmMetrics], trial: Sequence[ArmMetrics] = ()) -> str:

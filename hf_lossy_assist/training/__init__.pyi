@@ -4,4 +4,4 @@ from . import head_quality as head_quality
 from . import head_training as head_training
 from . import jobs as jobs
 from . import processes as processes
-from . import resumable as resumable
+from . import run_folder as run_folder

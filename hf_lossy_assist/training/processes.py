@@ -1,22 +1,14 @@
-"""Share the units of work of one job among the processes that `accelerate launch` started, and lock its folder against other jobs."""
+"""Share the units of work of one job among the processes that `accelerate launch` started,"""
 
 import atexit
-import json
 import os
-import platform
-import warnings
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from pathlib import Path
+from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
-from filelock import FileLock, Timeout
-
 from .. import artifacts
-from ..artifacts.files import write_text
-from ..artifacts.json_io import read_object
 from ..terminal import Bar
 from ..validation import one_line
 
@@ -163,50 +155,3 @@ class Processes:
 
 
 ALONE = Processes()
-
-
-class Lock:
-    """Exclusive right to write a folder, from `acquire` to `release`. Two hidden files lie beside it meanwhile: the lock, and its holder."""
-
-    def __init__(self, folder: Path):
-        self.folder = folder
-        self.file = folder.with_name(f".{folder.name}.lock")
-        # A separate file, since a locked one cannot be read on Windows.
-        self.holder = folder.with_name(f"{self.file.name}.json")
-        self._lock = FileLock(self.file, thread_local=False)  # a finalizer may run in any thread
-
-    def acquire(self) -> None:
-        """Take the lock. Raises: `ValueError`, one line that names the process, if another one holds it."""
-        self.folder.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            self._lock.acquire(timeout=0)
-        except Timeout:
-            if not self.file.exists():
-                raise ValueError(f"{self.folder.parent}: nothing can be written there: choose another --out") from None
-            holder = f"{self.folder}{self._describe_holder()}"
-            raise ValueError(f"another process is at {holder}: wait for it, or choose another --out") from None
-        except NotImplementedError:
-            warnings.warn(
-                f"the file system of {self.folder.parent} has no locks: see to it that no other process writes {self.folder}",
-                stacklevel=2,
-            )
-        since = datetime.now().astimezone().isoformat(" ", "seconds")
-        write_text(self.holder, json.dumps({"pid": os.getpid(), "host": platform.node(), "since": since}) + "\n")
-
-    def release(self) -> None:
-        """Release the lock and remove its files; do nothing if it is not held."""
-        if not self._lock.is_locked:
-            return
-        self.holder.unlink(missing_ok=True)
-        with suppress(PermissionError):  # Windows does not delete open files
-            self.file.unlink(missing_ok=True)
-        self._lock.release()
-
-    def _describe_holder(self) -> str:
-        """Return " (…)" describing the process that holds the lock; "" if it has not recorded itself yet."""
-        try:
-            facts = read_object(self.holder)
-        except (OSError, ValueError):
-            return ""
-        pid, host, since = (facts.get(name) for name in ("pid", "host", "since"))
-        return f" ({one_line(f'pid {pid} on {host}, since {since}')})"

@@ -1,6 +1,6 @@
 """Write and read the dataset of drafted tokens for the heads of SPRINTER and SpecDec++."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,9 +14,9 @@ from ..artifacts.features import FeatureSpec
 from ..artifacts.identity import ModelIdentity
 from ..artifacts.json_io import JSONObject
 from ..registry import find_method_for_head
-from ..validation import MOST, MOST_FACTOR, check_int, check_number, one_line
-from .finished_dataset import check_entries, check_files, finish_dataset, load_rows, open_dataset
-from .resumable import compute_key, name_shards, read_part
+from ..validation import MOST_FACTOR, check_number
+from .finished_dataset import finish_dataset, load_rows, name_unreadable, open_dataset
+from .run_folder import RunFolder
 
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 KINDS = ("original", "draft", "target", "mixed")  # SPRINTER's
 REPLACED = "replaced"  # SpecDec++'s
 RECORD = "collect.json"
-ROUNDING = 1e-3  # by which a float32 probability, summed over a vocabulary, may exceed 1
+FIGURES = ("p", "q", "distance", "prompt", "kind", "position")  # columns of one number that are read
 
 
 def label_acceptable(p: torch.Tensor, q: torch.Tensor, lam: float) -> torch.Tensor:
@@ -65,20 +65,14 @@ def make_data_card(facts: JSONObject, data: "Dataset") -> str:
     return data_card("data.md", found.name, facts, **shown)
 
 
-def assemble(out: Path, part: Path, facts: Mapping[str, object], count: int) -> None:
-    """Combine the files of `count` batches, in order, and remove them."""
-    from datasets import Dataset, concatenate_datasets
-
-    key = compute_key(part / RECORD)
-    files = [part / name for name in name_shards(count, "parquet")]
-    for file in files:
-        if read_part(file, key) is None:
-            raise ValueError(f"{file} is missing: resume")
+def assemble(run: RunFolder, names: Sequence[str]) -> None:
+    """Combine the units `names` of a run, in order."""
+    from datasets import Dataset
 
     def make(cache: Path) -> "Dataset":
-        return concatenate_datasets([Dataset.from_parquet(str(file), cache_dir=str(cache)) for file in files])
+        return Dataset.from_parquet([str(run.part / name) for name in names], cache_dir=str(cache))
 
-    finish_dataset(out, part, RECORD, facts, make, make_data_card)
+    finish_dataset(run, run.facts, make, make_data_card)
 
 
 @dataclass
@@ -97,8 +91,8 @@ class VerifierDataset:
 
     def of(self, rows: torch.Tensor) -> "VerifierDataset":
         """Return the records selected by `rows` (N,) bool."""
-        parts = {n: getattr(self, n)[rows] for n in ("features", "p", "q", "distance", "prompt", "kind", "position")}
-        return VerifierDataset(**parts, kinds=self.kinds, facts=self.facts)
+        selected = {name: getattr(self, name)[rows] for name in ("features", *FIGURES)}
+        return VerifierDataset(**selected, kinds=self.kinds, facts=self.facts)
 
     def __len__(self) -> int:
         return len(self.p)
@@ -120,70 +114,22 @@ def read_dataset(path: str | Path) -> VerifierDataset:
     """
     path = Path(path)
     facts = open_dataset(path, RECORD, "hf-lossy collect")
-    _check_record(facts, path / RECORD)
-    check_files(path, facts)
-    kinds, column = _read_columns(path)
-    if column["features"].shape[1:] != (facts["hidden_size"],):
-        raise ValueError(
-            f"{path} holds {column['features'].shape[-1]} numbers of each state, and its {RECORD} says {facts['hidden_size']}: collect it "
-            "again"
-        )
-    if not column["features"].isfinite().all():
-        raise ValueError(f"{path} holds states that are NaN or infinite: collect it again")
-    vocabulary = max(ModelIdentity.from_dict(facts[name]).vocab_size for name in ("target", "draft"))
-    highest = dict.fromkeys(("p", "q", "distance"), 1 + ROUNDING) | {
-        "kind": len(kinds) - 1,
-        "position": MOST,
-        "token": vocabulary - 1,
-        "prompt": facts["prompts"] - 1,
-    }
-    for name, high in highest.items():
-        values = column[name]
-        if not ((values >= 0) & (values <= high)).all():  # NaN too, which a label's comparison would accept
-            raise ValueError(
-                f"{path}: {name} is from {values.min()} to {values.max()}, expected 0 to {high:.0f}: collect it again"
-            )
+    with name_unreadable(path):
+        FeatureSpec(**facts["settings"]["features"])
+        check_number("lam", facts["settings"]["lam"], 0.0, MOST_FACTOR)
+        check_decoding(facts["settings"])
+        sizes = [ModelIdentity.from_dict(facts[name]).hidden_size for name in ("target", "draft")]
+        data = load_rows(path)
+        kinds, data = data.features["kind"].names, data.with_format("numpy")
+        column = {name: torch.from_numpy(np.asarray(data[name][:])) for name in FIGURES}
+        column["features"] = torch.from_numpy(np.stack(data["features"][:]))
+        for name, values in column.items():
+            if not values.isfinite().all():  # a label's comparison would accept NaN
+                raise ValueError(f"{name} has values that are NaN or infinite")
+        if column["features"].shape[1] != sizes[1]:
+            raise ValueError(f"its states have {column['features'].shape[1]} numbers, and the draft's {sizes[1]}")
     return VerifierDataset(
-        features=column["features"].float(),
-        **{name: column[name].float() for name in ("p", "q", "distance")},
-        **{name: column[name].long() for name in ("prompt", "kind", "position")},
+        **{name: values.float() if values.is_floating_point() else values.long() for name, values in column.items()},
         kinds=kinds,
         facts=facts,
     )
-
-
-def _read_columns(path: Path) -> tuple[list[str], dict[str, torch.Tensor]]:
-    """Return the names of the kinds of rows, and every column."""
-    data = load_rows(path)
-    try:
-        kinds, data = data.features["kind"].names, data.with_format("numpy")
-        columns = {name: data[name][:] for name in make_schema(1)}
-        columns["features"] = np.stack(columns["features"])
-        return kinds, {name: torch.from_numpy(np.asarray(values)) for name, values in columns.items()}
-    except Exception as error:
-        raise ValueError(
-            f"{path} cannot be read ({one_line(f'{type(error).__name__}: {error}')}): collect it again"
-        ) from None
-
-
-def _check_record(facts: JSONObject, where: Path) -> None:
-    """Refuse a record that lacks entries needed for fitting."""
-    texts = dict.fromkeys(("tokenizer_hash", "source"), str)
-    objects = dict.fromkeys(("settings", "target", "draft", "versions"), dict)
-    check_entries(facts, objects | texts | dict.fromkeys(("prompts", "hidden_size"), int), where)
-    settings = facts["settings"]
-    check_entries(settings, {"lam": (int, float), "features": dict}, where)
-    try:
-        for name in ("target", "draft"):
-            identity = ModelIdentity.from_dict(facts[name])
-        check_int("prompts", facts["prompts"], 1)
-        check_int("hidden_size", facts["hidden_size"], identity.hidden_size, identity.hidden_size)
-        check_number("lam", settings["lam"], 0.0, MOST_FACTOR)
-        check_decoding(settings)
-        features, mix = FeatureSpec(**settings["features"]), settings.get("mix")
-        if features.model != "draft":
-            raise ValueError(f"features: expected a state of the draft, got the {features}")
-        if mix is not None or features.position == "token":  # SpecDec++'s, see `collect`
-            check_number("mix", mix, 0.0, 1.0)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{where}: {error}: collect it again") from None

@@ -13,7 +13,7 @@ from hf_lossy_assist.methods.sv import collect_samples
 from hf_lossy_assist.methods.sv.profiled_runner import ProfileSettings
 from hf_lossy_assist.terminal import Bar
 from hf_lossy_assist.training import processes
-from hf_lossy_assist.training.resumable import write_record
+from hf_lossy_assist.training.run_folder import RunFolder
 
 
 def test_a_bar_shows_parts_and_what_is_left(capsys):
@@ -73,6 +73,6 @@ def test_sampling_for_a_profile_moves_within_a_batch(tmp_path, moves):
     target, draft, tokenizer = tiny_pair()
     texts = [text.prompt for text in word_prompts(4, 6, 5)]
     settings = ProfileSettings(gamma=(2,), new_tokens=12, batch_size=2, batches=(1,), rounds=3)
-    write_record(tmp_path / collect_samples.STARTED, {})
-    collect_samples.collect(target, draft, tiny.noisy(target, 0.1), small.tokenizer(), texts, settings, tmp_path)
+    with RunFolder.opened(tmp_path / "out", collect_samples.STARTED, {}) as run:
+        collect_samples.collect(target, draft, tiny.noisy(target, 0.1), small.tokenizer(), texts, settings, run)
     within(moves, 2)

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,9 +14,7 @@ from refused import fault
 
 from hf_lossy_assist import Head, HeadConfig, LinearHead, ModelIdentity, Staged, as_policy, demo
 from hf_lossy_assist.artifacts.head import CONFIG, WEIGHTS
-from hf_lossy_assist.methods.autojudge.dataset import RECORD, read_lines
 from hf_lossy_assist.policy.sharing import detect_kind
-from hf_lossy_assist.training.resumable import prepare
 from hf_lossy_assist.validation import shown
 
 
@@ -86,13 +83,6 @@ def test_a_file_that_is_far_too_large_is_not_read(tmp_path, kind):
     with open(file, "r+b") as large:
         large.truncate(2**36)  # of nothing: no machine here holds it
     refused(lambda: type(made).from_pretrained(tmp_path / kind), "this is not what belongs there")
-
-
-@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("nowhere", path)])
-def test_lines_that_are_no_file(tmp_path, make):
-    prepare(tmp_path / "out", tmp_path / "out.partial", {"settings": {}}, False, RECORD)
-    make(tmp_path / "out.partial" / "00000.jsonl")
-    refused(lambda: read_lines(tmp_path / "out.partial"), "is no file: delete it and resume")
 
 
 def test_models_are_looked_for_where_they_may_lie_alone(tmp_path):

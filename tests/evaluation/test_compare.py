@@ -98,8 +98,7 @@ def test_an_interrupted_run_goes_on_to_the_same_texts(hf_lossy, tmp_path, monkey
     assert "pass --resume to go on" in hf_lossy(*SHORT, *more, "--out", tmp_path / "found").line
     other = hf_lossy(*SHORT, *more, "--gamma", 3, "--out", tmp_path / "found", "--resume")
     assert "was made with arms" in other.line
-    with open(tmp_path / "found.partial" / "batches.jsonl", "a") as file:
-        file.write('{"sha256": "torn')
+    (tmp_path / "found.partial" / ".00001-000001.json.part").write_text('{"torn')
     assert hf_lossy(*SHORT, *more, "--out", tmp_path / "found", "--resume").code == 0
     assert not (tmp_path / "found.partial").exists()
     one, other = (read(tmp_path / name) for name in ("whole", "found"))

@@ -1,11 +1,9 @@
 """A folder that a comparison is kept in: gone on with where it was left, by one process at a time."""
 
-import json
 import os
 
 import pytest
 import torch
-from support.commands import held, names_holder
 from support.runs import ARMS, a_run
 
 import hf_lossy_assist as hla
@@ -15,7 +13,6 @@ from hf_lossy_assist.evaluation.metrics import compute_metrics
 from hf_lossy_assist.evaluation.results import ResultFolder
 from hf_lossy_assist.evaluation.writer import DecodingSettings
 from hf_lossy_assist.tasks.base import Problem
-from hf_lossy_assist.training.resumable import compute_key, seal_line
 
 
 FACTS = {"target": {"id": "T"}, "arms": {}}
@@ -30,7 +27,7 @@ def begun(out, resume=False):
 
 
 def test_stored_answers_are_there_again(tmp_path):
-    begun(tmp_path / "found")
+    begun(tmp_path / "found").release()
     store = ResultFolder(tmp_path / "found", FACTS, True)
     assert sorted(store.answers, key=repr) == sorted(a_run(), key=repr) and store.has(1, 1) and not store.has(1, 2)
     store.finish(compute_metrics(store.answers, ARMS))
@@ -52,44 +49,6 @@ def test_a_run_that_is_killed_while_it_finishes_has_lost_nothing(tmp_path, monke
     assert again.has(1, 0) and again.has(1, 1)
     again.finish(compute_metrics(again.answers, ARMS))
     assert (tmp_path / "found" / "answers.jsonl").is_file()
-
-
-def test_a_finished_run_is_not_gone_on_with(tmp_path):
-    store = begun(tmp_path / "x.partial")
-    store.finish(compute_metrics(store.answers, ARMS))
-    with pytest.raises(ValueError, match=r"^[^\n]*x.partial is a finished run, and no unfinished one of [^\n]*$"):
-        ResultFolder(tmp_path / "x", FACTS, True)
-    assert sorted(os.listdir(tmp_path / "x.partial")) == ["answers.jsonl", "run.json", "summary.csv"]
-
-
-def test_a_large_batch_is_read_back(tmp_path):
-    """64 rows of 2000 tokens under ten arms have more than the 16 MiB that a line from elsewhere may have."""
-    store, [first, *_] = ResultFolder(tmp_path / "found", FACTS, False), a_run()
-    first.text = "x" * (17 * 2**20)
-    store.add(1, 0, [first])
-    store.release()
-    assert ResultFolder(tmp_path / "found", FACTS, True).answers == [first]
-
-
-def test_one_process_at_a_time(tmp_path):
-    begun(tmp_path / "found").release()
-    part = tmp_path / "found.partial"
-    with held(part) as other:
-        with pytest.raises(ValueError) as error:
-            ResultFolder(tmp_path / "found", FACTS, True)
-        assert names_holder(str(error.value), part, other.pid)
-    assert ResultFolder(tmp_path / "found", FACTS, True).has(1, 1)
-
-
-def test_a_batch_does_not_count_twice(tmp_path):
-    begun(tmp_path / "found")
-    part = tmp_path / "found.partial"
-    line = {"batch_size": 1, "unit": 0, "answers": [answer.to_dict() for answer in a_run() if answer.unit == 0]}
-    with open(part / "batches.jsonl", "a") as file:
-        file.write(seal_line(line, compute_key(part / "run.json")))
-    assert len({json.dumps(row) for row in (part / "batches.jsonl").read_text().splitlines()}) == 2
-    with pytest.raises(ValueError, match=r"line 3: the batch stands here twice: delete [^\n]*$"):
-        ResultFolder(tmp_path / "found", FACTS, True)
 
 
 def test_a_run_is_of_its_right_answers_and_heads_too(tmp_path):

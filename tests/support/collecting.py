@@ -13,7 +13,6 @@ from hf_lossy_assist import demo
 from hf_lossy_assist.methods.sprinter.collect import collect
 from hf_lossy_assist.methods.sprinter.collect_runner import CollectSettings
 from hf_lossy_assist.tasks.prompts import PromptText
-from hf_lossy_assist.training.finished_dataset import hash_files
 from hf_lossy_assist.training.verifier_dataset import REPLACED, VerifierDataset, make_schema
 from support import small, tiny
 
@@ -86,6 +85,6 @@ def write(given: VerifierDataset, folder: Path) -> Path:
 
 
 def record(folder: Path, name: str, facts: dict[str, Any]) -> Path:
-    """Write the record of a dataset that is there, with its files."""
-    (folder / name).write_text(json.dumps(facts | {"files": hash_files(folder)}))
+    """Write the record of a dataset."""
+    (folder / name).write_text(json.dumps(facts))
     return folder

@@ -117,10 +117,9 @@ def run(folder: Path, processes: int, *commands: Sequence[Any]) -> Done:
 
 HOLDS = """
 import sys
-from pathlib import Path
-from hf_lossy_assist.training.processes import Lock
+from filelock import FileLock
 
-lock = Lock(Path(sys.argv[1]))
+lock = FileLock(sys.argv[1])
 lock.acquire()
 print("held", flush=True)
 sys.stdin.read()
@@ -130,17 +129,10 @@ sys.stdin.read()
 @contextmanager
 def held(part: Path) -> Iterator[subprocess.Popen]:
     """A process that holds `part` until the block ends, or until it is killed."""
-    command = [sys.executable, "-c", HOLDS, str(part)]
+    command = [sys.executable, "-c", HOLDS, str(part.with_name(f".{part.name}.lock"))]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None and other.stdout.readline() == b"held\n"
         try:
             yield other
         finally:
             other.kill()
-
-
-def names_holder(line: str, part: Path, pid: int) -> bool:
-    """Whether a refusal says which process is at the folder, where and since when."""
-    facts = json.loads((part.parent / f".{part.name}.lock.json").read_text())
-    says = f"another process is at {part} (pid {pid} on {facts['host']}, since {facts['since']}): wait for it"
-    return facts["pid"] == pid and says in line

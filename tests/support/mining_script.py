@@ -1,7 +1,6 @@
-"""Run as a process of its own, or by `torchrun`: mines a file of prompts; where a number of bytes is given, on a disk with so much room."""
+"""Run as a process of its own, or by `torchrun`: mines a file of prompts."""
 
 import os
-import resource
 import sys
 from pathlib import Path
 
@@ -13,13 +12,8 @@ from support import small
 
 def main() -> None:
     task, target = ExactTask(Path(sys.argv[1])), small.llama()
-    if len(sys.argv) > 3:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]), resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
     draft, settings = small.near(target, 0.3), MineSettings(8)
-    try:
-        mine(target, draft, small.tokenizer(), task, task.problems(), Path(sys.argv[2]), settings, batch_size=4)
-    except OSError as error:
-        print("OSError", error)
+    mine(target, draft, small.tokenizer(), task, task.problems(), Path(sys.argv[2]), settings, batch_size=4)
     if "RANK" in os.environ:
         from accelerate import PartialState
 

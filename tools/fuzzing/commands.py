@@ -15,7 +15,6 @@ import typer
 from hf_lossy_assist import cli
 
 from .endpoints import reply, server
-from .jobs import undisturbed
 from .made import saved
 from .models import VOCAB
 from .values import ESCAPE, Random, damaged_text, mutated
@@ -106,10 +105,9 @@ def _value(random: Random, name: str, folder: Path) -> str:
 
 def _argument(random: Random, name: str, folder: Path) -> str:
     if name == "data":
-        kind = random.choice(["collect", "mine"])
-        return random.choice([str(undisturbed(kind) / "out"), str(folder), "nowhere", *WRONG])
+        return random.choice([str(folder), "nowhere", *WRONG])
     if name == "path":
-        folders = [saved("head"), saved("target"), undisturbed("collect") / "out"]
+        folders = [saved("head"), saved("target")]
         return random.choice([str(random.choice(folders)), str(folder), *WRONG])
     return random.choice(["org/name", *WRONG])
 

@@ -1,5 +1,6 @@
-"""Dataset of mined mismatches: lines of an unfinished run, columns, folder and card, and reading it."""
+"""Dataset of mined mismatches: units of an unfinished run, columns, folder and card, and reading it."""
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,9 +14,9 @@ from ...artifacts.cards import data_card, escape
 from ...artifacts.identity import ModelIdentity
 from ...artifacts.json_io import JSONObject
 from ...text.detokenizer import continuation
-from ...training.finished_dataset import check_files, finish_dataset, load_rows, open_dataset
-from ...training.resumable import compute_key, read_sealed_lines, seal_line
-from ...validation import MOST, listed, shown
+from ...training.finished_dataset import finish_dataset, load_rows, open_dataset
+from ...training.run_folder import RunFolder, name_units
+from ...validation import MOST, shown
 from .search import Mined, Mismatch
 
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from datasets import Dataset, Features
 
 RECORD = "mine.json"
-LONGEST = 256 * 2**20  # bytes of a problem's line; a response of 8000 tokens with 8000 mismatches fits
 COLUMNS = ("problem", "position", "target_token", "draft_token", "important")
 IDS, TOKENS = ("prompt_ids", "response_ids"), ("target_token", "draft_token")  # the columns with token ids
 
@@ -49,49 +49,25 @@ def make_schema() -> "Features":
     )
 
 
-def format_line(mined: Mined, key: str) -> str:
-    """Format a problem as a line of an unfinished run. Raises: `ValueError`, one line, if it is too long to be read back."""
-    line = seal_line(asdict(mined), key)
-    if len(line) > LONGEST or len(line.encode("utf-8")) > LONGEST:
-        raise ValueError(
-            f"problem {mined.problem} has {len(mined.mismatches)} mismatches, more than fit into a line of {LONGEST} bytes: mine "
-            "again with fewer (max_mismatches) or shorter responses (max_new_tokens)"
-        )
-    return line
+def read_unit(file: Path) -> Mined:
+    """Read a finished problem of an unfinished run."""
+    spec = json.loads(file.read_bytes())
+    return Mined(**spec | {"mismatches": [Mismatch(**mismatch) for mismatch in spec["mismatches"]]})
 
 
-def read_lines(part: Path) -> list[Mined]:
-    """Read the finished problems of an unfinished run, ordered by number, and remove a last line that was cut off.
-
-    Raises: `ValueError`, one line, for a line that was changed or belongs to another run.
-    """
-    found, key = {}, compute_key(part / RECORD)
-    for file in sorted(part.glob("*.jsonl")):
-        for _, spec in read_sealed_lines(file, key, LONGEST):
-            spec["mismatches"] = [Mismatch(**m) for m in spec["mismatches"]]
-            found[spec["problem"]] = Mined(**spec)
-    return [found[n] for n in sorted(found)]
-
-
-def assemble(out: Path, part: Path, facts: JSONObject, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Combine the problems' lines into an Arrow dataset, in order, and remove them."""
+def assemble(run: RunFolder, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Combine the problems of a run into an Arrow dataset, in order."""
     from datasets import Dataset
 
-    mined = read_lines(part)
-    done = {one.problem for one in mined}
-    missing = [number for number in range(facts["problems"]) if number not in done]
-    if missing:
-        raise ValueError(
-            f"{part} lacks {len(missing)} of {facts['problems']} problems ({listed(missing, 5)}): resume mines them again"
-        )
-    facts = facts | {"found": summarise(mined, facts["settings"]["max_new_tokens"])}
+    mined = [read_unit(run.part / name) for name in name_units(run.facts["problems"], "json")]
+    facts = run.facts | {"found": summarise(mined, run.facts["settings"]["max_new_tokens"])}
 
     def make(cache: Path) -> "Dataset":
         rows, columns = make_rows(mined, tokenizer), make_schema()
         return Dataset.from_dict({name: [row[name] for row in rows] for name in columns}, features=columns)
 
     # One file even without rows: a dataset without files cannot be read back.
-    finish_dataset(out, part, RECORD, facts, make, lambda facts, _: make_data_card(facts), num_shards=1)
+    finish_dataset(run, facts, make, lambda facts, _: make_data_card(facts), num_shards=1)
 
 
 def make_rows(mined: Sequence[Mined], tokenizer: PreTrainedTokenizerBase) -> list[dict[str, object]]:
@@ -222,7 +198,6 @@ def read_mined(path: str | Path) -> MinedTable:
     """
     path = Path(path)
     facts = open_dataset(path, RECORD, "hf-lossy mine")
-    check_files(path, facts)
     data = load_rows(path)
     if len(data) == 0:
         raise ValueError(f"{path} has no mismatch: {explain_nothing(facts)}")

@@ -22,7 +22,6 @@ from ...artifacts.identity import ModelIdentity, check_weights, tokenizer_hash, 
 from ...artifacts.json_io import JSONObject
 from ...drafters.hidden_state import DraftModel, HiddenStateDrafter
 from ...models.introspection import named_int8
-from ...training.finished_dataset import check_entries
 from ...training.head_quality import draw_roc
 from ...training.head_training import write_fitted
 from ...training.jobs import recorded_weights
@@ -161,9 +160,6 @@ def _check_record(facts: JSONObject, where: Path) -> None:
     missing = [name for name in ("settings", "target", "draft", "tokenizer_hash") if name not in facts]
     if missing:
         raise ValueError(f"the dataset's {where} does not say its {', '.join(missing)}: mine it again")
-    objects = dict.fromkeys(("settings", "draft", "versions"), dict)
-    texts = dict.fromkeys(("task", "source", "tokenizer_hash"), str)
-    check_entries(facts, objects | texts | {"problems": int, "dtypes": list}, where)
     try:
         check_int("problems", facts["problems"], 1)
         check_decoding(facts["settings"])
@@ -173,7 +169,7 @@ def _check_record(facts: JSONObject, where: Path) -> None:
         for name in ("target", "draft"):
             if facts[name] is not None:  # None: a target behind a server
                 ModelIdentity.from_dict(facts[name])
-    except (TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{where}: {error}: mine it again") from None
 
 

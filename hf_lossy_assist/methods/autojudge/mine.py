@@ -3,6 +3,7 @@
 Garipov et al., "AutoJudge: Judge Decoding Without Manual Annotation" (huggingface.co/papers/2504.20039).
 """
 
+import json
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,15 +12,15 @@ from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ...artifacts.files import name_full_disk
+from ...artifacts.files import write_text
 from ...drafters.hidden_state import DraftModel
 from ...tasks.endpoint import Endpoint, served
 from ...tasks.load import AnswerTask, Problem
 from ...training.jobs import describe_run
 from ...training.processes import Models, Processes, TellUnit
-from ...training.resumable import compute_key, folders, start_run
+from ...training.run_folder import RunFolder, name_units
 from ...validation import MOST_ROWS, MOST_THREADS, check_int
-from .dataset import RECORD, assemble, explain_nothing, format_line, read_lines, summarise
+from .dataset import RECORD, assemble, explain_nothing, summarise
 from .mining_loop import DEFAULTS, MineSettings, mine_problems, prepare_inputs
 from .search import Mined
 
@@ -55,7 +56,6 @@ def mine(
     check_int("workers", workers, 1, MOST_THREADS)
     if not problems:
         raise ValueError("nothing to mine: there are no problems")
-    out, part = folders(out)
     texts = [wrap(p.prompt) for p in problems]
     prepare_inputs(target, draft, tokenizer, texts, settings)  # before anything is written
     remote = served(target)
@@ -78,24 +78,18 @@ def mine(
         for mined in found:
             yield mined.problem, mined
 
-    with start_run(out, part, facts, RECORD, resume=resume, processes=processes) as unfinished:
-        if unfinished:
-            key = compute_key(part / RECORD)
-            done = {mined.problem for mined in read_lines(part)}
-            processes.wait()  # reading removes torn lines; nobody may write before all have read
-            todo = [n for n in range(len(problems)) if n not in done]
-            path = part / f"{processes.rank:05d}.jsonl"
-            with name_way_on(part), name_full_disk(path), open(path, "a", encoding="utf-8") as file:
-                first = _FirstProblems(len(processes.share(todo)), settings)
+    names = name_units(len(problems), "json")
+    with RunFolder.opened(out, RECORD, facts, resume=resume, processes=processes) as run, name_way_on(run.part):
+        todo = run.list_missing(names)
+        first = _FirstProblems(len(processes.share(todo)), settings)
 
-                def write(number: int, mined: Mined) -> None:
-                    file.write(format_line(mined, key))
-                    file.flush()
-                    first.add(mined)
+        def write(number: int, mined: Mined) -> None:
+            write_text(run.part / names[number], json.dumps(asdict(mined)))
+            first.add(mined)
 
-                processes.run(work, (target, draft, tokenizer), todo, write, ("mining", "problems"), batch_size)
-            processes.on_first(lambda: assemble(out, part, facts, tokenizer))
-    return out
+        processes.run(work, (target, draft, tokenizer), todo, write, ("mining", "problems"), batch_size)
+        processes.on_first(lambda: assemble(run, tokenizer))
+    return run.out
 
 
 class _FirstProblems:

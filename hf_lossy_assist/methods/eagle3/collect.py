@@ -18,7 +18,7 @@ from ...models.hidden_state_hook import HiddenStateHook
 from ...models.introspection import base_of, blocks_of, dtype_of
 from ...training.jobs import SamplingSettings, continue_prompts, describe_run, refuse_blank
 from ...training.processes import Models, Processes
-from ...training.resumable import Tell, folders, name_shards, start_run, write_shards
+from ...training.run_folder import RunFolder, Tell, name_units
 from ...validation import MOST_NEW_TOKENS, MOST_ROWS, check_flag, check_int
 
 
@@ -76,7 +76,6 @@ def collect(
     run.
     """
     refuse_blank(prompts)
-    out, part = folders(out)
     layers = settings.layers or default_layers(len(blocks_of(base_of(target)) or ()))
     HiddenStateHook(target, layers)  # refuses layers that the target does not have
     decided = asdict(settings) | {"layers": list(layers)}
@@ -90,12 +89,10 @@ def collect(
         return safetensors.torch.save(answer(model, words, chosen, settings, hook, tell))
 
     count = -(-len(prompts) // settings.batch_size)
-    with start_run(out, part, facts, RECORD, resume=resume, processes=processes) as unfinished:
-        if unfinished:
-            names, models = name_shards(count, SHARDS), (target, None, tokenizer)
-            write_shards(part / RECORD, names, make, models, processes, settings.seed)
-            processes.on_first(lambda: part.rename(out))
-    return out
+    with RunFolder.opened(out, RECORD, facts, resume=resume, processes=processes) as run:
+        run.write_units(name_units(count, SHARDS), make, (target, None, tokenizer), settings.seed)
+        processes.on_first(lambda: run.part.rename(run.out))
+    return run.out
 
 
 def answer(

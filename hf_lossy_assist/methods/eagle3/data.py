@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import safetensors.torch
 import torch
 from safetensors import safe_open
 from transformers import PreTrainedModel
@@ -14,9 +13,9 @@ from ...artifacts.identity import ModelIdentity, check_weights
 from ...artifacts.json_io import JSONObject
 from ...models.hidden_state_hook import HiddenStateHook
 from ...models.introspection import dtype_of
-from ...training.finished_dataset import check_entries, open_dataset
-from ...training.resumable import compute_key, name_shards, read_part
-from ...validation import check_int, shown
+from ...training.finished_dataset import name_unreadable, open_dataset
+from ...training.run_folder import name_units
+from ...validation import shown
 from .collect import RECORD, SHARDS, TextSettings
 
 
@@ -34,19 +33,9 @@ class TextBatch:
 
 def read_facts(folder: Path) -> JSONObject:
     """Read the record of a collection. Raises: `ValueError`, one line, for a folder that is none, unfinished or changed."""
-    record = folder / RECORD
     facts = open_dataset(folder, RECORD, "hf-lossy collect --for eagle3")
-    kinds: dict[str, type] = dict.fromkeys(
-        ("target_weights", "tokenizer_hash", "dtype", "prompts_sha256", "source"), str
-    )
-    check_entries(facts, kinds | {"settings": dict, "target": dict, "prompts": int}, record)
-    try:
-        settings = TextSettings(**facts["settings"] | {"layers": tuple(facts["settings"].get("layers") or ())})
-        check_int("prompts", facts["prompts"], 1)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{record}: {error}: collect again") from None
-    if not settings.layers:
-        raise ValueError(f"{record} does not say which layers' states it is about: collect again")
+    with name_unreadable(folder):
+        TextSettings(**facts["settings"] | {"layers": tuple(facts["settings"]["layers"])})
     return facts
 
 
@@ -62,20 +51,17 @@ class TextDataset:
         """`target`: the model that wrote them. Raises: `ValueError`, one line, for another model or damaged files."""
         self.folder = Path(folder)
         self.facts = read_facts(self.folder)
-        self.settings, key = self.facts["settings"], compute_key(self.folder / RECORD)
+        self.settings = self.facts["settings"]
         recorded = ModelIdentity.from_dict(self.facts["target"])
         self._check_target(recorded, target)
         self.target, self.layers = target, tuple(self.settings["layers"])
         self._places: list[tuple[Path, int]] = []  # file and first token of each text
         self.ids: list[torch.Tensor] = []
         self.prompts: list[int] = []
-        for name in name_shards(-(-self.facts["prompts"] // self.settings["batch_size"]), SHARDS):
+        for name in name_units(-(-self.facts["prompts"] // self.settings["batch_size"]), SHARDS):
             file = self.folder / name
-            data = read_part(file, key)
-            if data is None:
-                raise ValueError(f"{file} is missing: collect again")
-            tensors = safetensors.torch.load(data)
-            _check_ids(tensors, recorded.vocab_size, file)
+            with name_unreadable(file), safe_open(str(file), framework="pt") as data:
+                tensors = {name: data.get_tensor(name) for name in ("ids", "lengths", "prompts")}
             start, prompts = 0, tensors["prompts"].tolist()
             for ids, prompt in zip(tensors["ids"].split(tensors["lengths"].tolist()), prompts, strict=True):
                 self._places.append((file, start))
@@ -124,17 +110,3 @@ class TextDataset:
         if self._hook is not None:
             out["states"] = self._hook.read(self.target, out["ids"]).to(torch.bfloat16).cpu()
         return out
-
-
-def _check_ids(tensors: dict[str, torch.Tensor], vocabulary: int, where: Path) -> None:
-    """Refuse ids that the target does not have, and lengths that do not match the tokens."""
-    for name in ("ids", "likely"):
-        values = tensors[name]
-        if values.numel() and not 0 <= int(values.min()) <= int(values.max()) < vocabulary:
-            raise ValueError(
-                f"{where}: {name} has token ids from {int(values.min())} to {int(values.max())}, and the target has 0 to {vocabulary - 1}: "
-                "collect again"
-            )
-    lengths, prompts = tensors["lengths"], tensors["prompts"]
-    if int(lengths.sum()) != len(tensors["ids"]) or not ((prompts >= 1) & (prompts <= lengths)).all():
-        raise ValueError(f"{where}: the lengths of its texts are not those of their tokens: collect again")

@@ -16,7 +16,7 @@ from huggingface_hub import ModelCard
 from transformers import PreTrainedModel
 
 from ...artifacts.cards import README, drafter_card, write_card
-from ...artifacts.files import new_folder
+from ...artifacts.files import format_json, write_bytes, write_text
 from ...artifacts.identity import ModelIdentity, versions, weights_hash
 from ...artifacts.json_io import JSONObject
 from ...drafters.base import Proposal
@@ -27,7 +27,7 @@ from ...models.introspection import base_of, dtype_of
 from ...stats.intervals import Estimate, rate
 from ...terminal import Bar
 from ...training.processes import Processes
-from ...training.resumable import SEAL, clear, compute_key, folders, read_part, start_run, write_part, write_record
+from ...training.run_folder import RunFolder
 from .data import TextBatch, TextDataset
 from .initialise import DrafterFitSettings, make_network
 from .unrolled_loss import ChainStep, count_accepted, count_calls, unroll
@@ -83,11 +83,11 @@ class UnrolledLoss(torch.nn.Module):
 class Checkpoints:
     """Checkpoints of a training run in one folder, from which a killed run continues exactly; only the latest is kept.
 
-    Weights and the optimizer's moments are safetensors, sealed with `key` (`compute_key`).
+    Weights and the optimizer's moments are safetensors.
     """
 
-    def __init__(self, folder: Path, key: str):
-        self.folder, self.key = folder, key
+    def __init__(self, folder: Path):
+        self.folder = folder
 
     def save(self, network: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
         """Write the state after `step` steps."""
@@ -97,18 +97,14 @@ class Checkpoints:
             for moment in MOMENTS:
                 tensors[f"{moment}.{name}"] = optimizer.state[parameter][moment].cpu().contiguous()
         before = self._all()
-        write_part(self.folder / f"{step:05d}.safetensors", safetensors.torch.save(tensors), self.key)
+        write_bytes(self.folder / f"{step:05d}.safetensors", safetensors.torch.save(tensors))
         for file in before:
             file.unlink()
-            file.with_name(file.name + SEAL).unlink(missing_ok=True)
 
     def load(self, network: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
-        """Restore the latest checkpoint. Returns: how many steps are done. Raises: `ValueError`, one line, for a damaged file."""
+        """Restore the latest checkpoint. Returns: how many steps are done."""
         for file in reversed(self._all()):
-            data = read_part(file, self.key)
-            if data is None:  # it was not completed
-                continue
-            tensors, step = safetensors.torch.load(data), int(file.stem)
+            tensors, step = safetensors.torch.load_file(file), int(file.stem)
             with torch.no_grad():
                 for name, parameter in network.named_parameters():
                     parameter.copy_(tensors[f"weight.{name}"])
@@ -151,7 +147,6 @@ def fit_drafter(
     resume: bool = False,
 ) -> tuple[Eagle3Drafter | DSparkDrafter, DrafterReport | None]:
     """Train a drafter by `method`; see `fit_eagle3`."""
-    out, part = folders(out)
     texts = TextDataset(data, target)
     split = split_texts(len(texts), settings)
     _check_lengths(texts, split, settings)
@@ -176,17 +171,14 @@ def fit_drafter(
             "held_out_texts": report.texts,
             "versions": versions(),
         }
-        with new_folder(out) as folder:
+        with run.result() as folder:
             save_drafter(drafter, folder, target, embeddings=False)
-            write_record(folder / RECORD, facts | figures)
+            write_text(folder / RECORD, format_json(facts | figures))
             write_card(make_card(facts | figures, method), folder / README)
-        clear(part, RECORD)
 
     found: list[DrafterReport] = []
-    with start_run(out, part, facts, RECORD, resume=resume, processes=processes) as unfinished:
-        if not unfinished:
-            raise ValueError(f"{out} is finished: there is nothing to go on with")
-        checkpoints = Checkpoints(part, compute_key(part / RECORD))
+    with RunFolder.opened(out, RECORD, facts, resume=resume, processes=processes) as run:
+        checkpoints = Checkpoints(run.part)
         drafter = train(method, target, texts, split[0], settings, checkpoints, processes, accelerator)
         processes.on_first(write)
     return drafter, found[0] if found else None

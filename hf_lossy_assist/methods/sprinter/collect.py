@@ -21,7 +21,7 @@ from ...drafters.parallel import refuse_features
 from ...tasks.prompts import PromptText
 from ...training.jobs import check_places, continue_prompts, describe_run, refuse_blank
 from ...training.processes import Models, Processes
-from ...training.resumable import Tell, folders, name_shards, start_run, write_shards
+from ...training.run_folder import RunFolder, Tell, name_units
 from ...training.verifier_dataset import RECORD, assemble, make_schema
 from .collect_runner import CollectRunner, CollectSettings
 
@@ -43,7 +43,7 @@ def collect(
 ) -> Path:
     """Collect a dataset into the folder `out`.
 
-    Each batch of prompts is a sealed file with random numbers that depend only on `settings.seed` and its number, so a run that was killed and
+    Each batch of prompts is a file with random numbers that depend only on `settings.seed` and its number, so a run that was killed and
     resumed gives the same rows. Processes started by `accelerate launch` share the batches.
 
     Args:
@@ -61,7 +61,6 @@ def collect(
 
     disable_progress_bars()  # those of `datasets`, one for each file
     refuse_blank([text.prompt for text in texts])
-    out, part = folders(out)
     refuse_models("collecting", target, draft)
     check_places(settings.places, draft)
     refuse_features(settings.features, draft)
@@ -80,12 +79,11 @@ def collect(
         return data.getvalue()
 
     count = -(-len(texts) // settings.batch_size)
-    with start_run(out, part, facts, RECORD, resume=resume, processes=processes) as unfinished:
-        if unfinished:
-            names, models = name_shards(count, "parquet"), (target, draft, tokenizer)
-            write_shards(part / RECORD, names, make, models, processes, settings.seed)
-            processes.on_first(lambda: assemble(out, part, facts, count))
-    return out
+    names = name_units(count, "parquet")
+    with RunFolder.opened(out, RECORD, facts, resume=resume, processes=processes) as run:
+        run.write_units(names, make, (target, draft, tokenizer), settings.seed)
+        processes.on_first(lambda: assemble(run, names))
+    return run.out
 
 
 def run_batch(

@@ -1,7 +1,6 @@
 """Collect samples for a profile by strict decoding of prompts with the real engine, while the companion reads along."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import safetensors.numpy
@@ -14,8 +13,7 @@ from ...filters.goodput import acceptance, probs_of, similarity
 from ...policy.policy import LossyPolicy
 from ...round import Verified
 from ...stops.constant import Constant
-from ...training.processes import ALONE, Processes
-from ...training.resumable import Tell, compute_key, read_part, write_shards
+from ...training.run_folder import RunFolder, Tell
 from .acceptance_table import Samples
 from .profiled_runner import InstrumentedRunner, ObserveOnlyFilter, ProfileSettings, run
 
@@ -30,10 +28,9 @@ def collect(
     tokenizer: PreTrainedTokenizerBase,
     texts: Sequence[str],
     settings: ProfileSettings,
-    part: Path,
-    processes: Processes = ALONE,
+    run_folder: RunFolder,
 ) -> Samples:
-    """Decode every prompt strictly at each γ with the companion reading along, in the folder `part`, which has a record.
+    """Decode every prompt strictly at each γ with the companion reading along.
 
     Each batch of prompts is a file, and existing ones are not run again. Several processes share the batches, and all return all samples.
     """
@@ -48,12 +45,10 @@ def collect(
             sample(target, draft, companion, tokenizer, chosen, settings, gamma, first, tell)
         )
 
-    write_shards(part / STARTED, names, make, (target, draft, tokenizer), processes, settings.seed)
-    key, parts, rounds = compute_key(part / STARTED), list[dict[str, np.ndarray]](), 0
+    run_folder.write_units(names, make, (target, draft, tokenizer), settings.seed)
+    parts, rounds = list[dict[str, np.ndarray]](), 0
     for name in names:
-        data = read_part(part / name, key)
-        assert data is not None, "it has just been written"
-        one = safetensors.numpy.load(data)
+        one = safetensors.numpy.load((run_folder.part / name).read_bytes())
         one["round"] = one["round"] + rounds
         rounds = int(one["round"].max(initial=rounds - 1)) + 1
         parts.append(one)

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...artifacts.cards import README, write_card
 from ...artifacts.conditions import describe_machine
-from ...artifacts.files import check_new, new_folder
+from ...artifacts.files import check_new
 from ...artifacts.identity import ModelIdentity, tokenizer_hash, versions
 from ...artifacts.profile_tables import Bins, Latency
 from ...artifacts.sv_profile import MODELS, Profile, profile_card
@@ -25,7 +25,7 @@ from ...policy.policy import LossyPolicy
 from ...training.head_quality import save_figure
 from ...training.jobs import describe_run
 from ...training.processes import Processes
-from ...training.resumable import clear, folders, start_run
+from ...training.run_folder import RunFolder
 from .acceptance_table import SHAPES, build_table, predict_speed, replay_rounds, split_samples
 from .baselines import BASELINES, measure_baselines
 from .collect_samples import STARTED, collect
@@ -54,7 +54,6 @@ def profile(
 
     Raises: `ValueError`, one line, for models that cannot be used and for too few samples.
     """
-    out, part = folders(out)
     check_new(out, "profile again")
     if len(texts) < 2:
         raise ValueError(f"at least 2 prompts are needed, for some are held out; got {len(texts)}: pass more prompts")
@@ -68,12 +67,11 @@ def profile(
     processes = Processes.started()
     models = dict(zip(MODELS, (target, draft, companion), strict=True))
     facts = describe_run(settings.to_dict(), models, tokenizer, texts, source)
-    with start_run(out, part, facts, STARTED, resume=resume, processes=processes):
-        samples = collect(target, draft, companion, tokenizer, texts, settings, part, processes)
+    with RunFolder.opened(out, STARTED, facts, resume=resume, processes=processes) as run:
+        samples = collect(target, draft, companion, tokenizer, texts, settings, run)
         if len(samples.x) < FEWEST:
             processes.wait()
-            if processes.first:
-                clear(part, STARTED)
+            processes.on_first(run.clear)
             raise ValueError(
                 f"{len(texts)} prompts gave {len(samples.x)} drafted tokens; at least {FEWEST} are needed: pass more prompts"
             )
@@ -101,13 +99,12 @@ def profile(
             versions=versions(),
         )
         accept = next(replay_rounds(bins, held, int(latency.batches[-1]), gamma, settings.seed))[0]
-        with new_folder(out) as folder:
+        with run.result() as folder:
             made.write(folder)
             plots = {"cells.png": draw_cells(bins), "goodput.png": draw_goodput(accept, latency)}
             for name, figure in plots.items():
                 save_figure(figure, folder / name)
             write_card(profile_card(made, [*plots]), folder / README)
-        clear(part, STARTED)
         processes.wait()
         return made
 

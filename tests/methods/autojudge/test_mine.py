@@ -3,7 +3,6 @@ changes it."""
 
 import json
 import math
-import os
 import signal
 import subprocess
 import sys
@@ -34,9 +33,7 @@ from support.mining import (
 from support.refusals import refused
 from transformers import LogitsProcessorList, RwkvConfig, RwkvForCausalLM, TemperatureLogitsWarper
 
-from hf_lossy_assist.methods.autojudge import dataset as mined_module
-from hf_lossy_assist.methods.autojudge import mine as module
-from hf_lossy_assist.methods.autojudge.dataset import RECORD, assemble, read_lines
+from hf_lossy_assist.methods.autojudge.dataset import RECORD
 from hf_lossy_assist.methods.autojudge.generation_backend import Sampler
 from hf_lossy_assist.methods.autojudge.mine import mine
 from hf_lossy_assist.methods.autojudge.mining_loop import MineSettings
@@ -232,7 +229,6 @@ def test_a_draft_that_never_differs(tmp_path):
 
 
 def test_every_character_survives(tmp_path):
-    """A line of the unfinished run is a line whatever stands in it: U+2028 and U+0085 end lines for `str.splitlines`."""
     prompts = ("w1\u2028w2", "w3\u0085 w4 „é” \U0001f600", "w5\x1c\r\n w6")
     out = mine_small(tmp_path / "data", Last(*prompts))
     assert {row["prompt"] for row in load_from_disk(str(out))} == set(prompts)
@@ -263,8 +259,8 @@ COMMAND = f"mine --task demo --limit {COUNT} --max-new-tokens {NEW} --batch-size
 QUIET = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
 
 
-def lines(part: Path) -> list[bytes]:
-    return [line for file in sorted(part.glob("*.jsonl")) for line in file.read_bytes().split(b"\n")[:-1]]
+def units(part: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in part.glob("[0-9]*.json")}
 
 
 @pytest.mark.nightly
@@ -272,80 +268,24 @@ def test_a_killed_run_resumes_to_the_dataset_of_an_undisturbed_one(tmp_path):
     part = tmp_path / "data.partial"
     command = [sys.executable, "-m", "hf_lossy_assist.cli", *COMMAND, str(tmp_path / "data")]
     with subprocess.Popen(command, **QUIET) as process:
-        while len(lines(part)) < 2:
+        while len(units(part)) < 2:
             assert process.poll() is None, process.stderr and process.stderr.read().decode()
             time.sleep(0.01)
         process.kill()
     assert process.returncode == -signal.SIGKILL and not (tmp_path / "data").exists()
-    done = lines(part)
+    done = units(part)
     assert 2 <= len(done) < COUNT
-    with open(part / "00000.jsonl", "ab") as file:
-        file.write(done[0][:-30].replace(b'"problem": 0', b'"problem": 7') + "é".encode()[:1])
+    (part / ".00005.json.part").write_bytes(b'{"problem": 5, "half')
     for wrong, says in (
         ({"resume": False}, "--resume"), ({"settings": MineSettings(60)}, "max_new_tokens"), ({"count": 7}, "problems"),
         ({"settings": replace(SETTINGS, naive=True)}, "naive"), ({"wrap": str.upper}, "problems_sha256"),
     ):  # fmt: skip
         refused(partial(mine_demo, tmp_path / "data", **{"resume": True, **wrong}), says)
-    assert lines(part)[: len(done)] == done
+    assert units(part) == done
     out = mine_demo(tmp_path / "data", resume=True, batch_size=5)
     assert same_dataset(out, undisturbed()[0]) and [p.name for p in tmp_path.iterdir()] == ["data"]
     for resume in (False, True):
         refused(partial(mine_demo, out, resume=resume), "exists")
-
-
-RUN = [sys.executable, "-m", "support.mining_script"]
-ROOT = Path(__file__).parents[3]
-
-
-def exact(where: Path, count: int) -> Path:
-    (where / "tasks").mkdir()
-    (where / "tasks" / "p.jsonl").write_text("".join(json.dumps({"prompt": f"w{n}"}) + "\n" for n in range(count)))
-    return where / "tasks" / "p.jsonl"
-
-
-@pytest.mark.nightly
-def test_a_full_disk(tmp_path):
-    task, out = exact(tmp_path, 20), tmp_path / "data"
-    paths = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
-    ran = subprocess.run([*RUN, task, out, "4000"], env=paths, capture_output=True, text=True)
-    assert ran.stdout.startswith("OSError"), ran.stderr
-    part = tmp_path / "data.partial"
-    before, done = (part / "00000.jsonl").read_bytes(), lines(part)
-    assert len(before) == 4000 and not before.endswith(b"\n") and 0 < len(done) < 20
-    mine_small(out, ExactTask(task), batch_size=4, resume=True)
-    assert same_dataset(out, mine_small(tmp_path / "whole", ExactTask(task), batch_size=20))
-
-
-def started(out: Path, count: int = 3) -> Path:
-    """The folder of a run that did all of `count` problems and was killed before it put them together."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "assemble", lambda *_: None)
-        mine_small(out, Last(*(f"w{n} w2" for n in range(count))))
-    return out.with_name("data.partial")
-
-
-def test_a_line_longer_than_what_is_read_is_not_taken_for_a_torn_one(tmp_path, monkeypatch):
-    """It was cut off with all that stood behind it, and the dataset was made without those problems."""
-    part = started(tmp_path / "data")
-    before, longest = (part / "00000.jsonl").read_bytes(), max(map(len, lines(part)))
-    monkeypatch.setattr(mined_module, "LONGEST", longest)  # the line end is a byte more
-    refused(lambda: read_lines(part), "00000.jsonl has a line of more than.*delete it and resume")
-    assert (part / "00000.jsonl").read_bytes() == before
-    says = "mismatches, more than fit into a line of.*max_mismatches"  # so nothing of that length is written
-    refused(lambda: mine_small(tmp_path / "other", Last("w0 w2", "w1 w2", "w2 w2")), says)
-    monkeypatch.setattr(mined_module, "LONGEST", longest + 1)
-    assert len(read_lines(part)) == 3 and (part / "00000.jsonl").read_bytes() == before
-
-
-def test_a_dataset_lacks_no_problem(tmp_path):
-    part = started(tmp_path / "data")
-    whole = lines(part)
-    (part / "00000.jsonl").write_bytes(whole[0] + b"\n" + whole[2] + b"\n")
-    facts = json.loads((part / RECORD).read_text())
-    refused(lambda: assemble(tmp_path / "data", part, facts, small.tokenizer()), r"lacks 1 of 3 problems \(.*resume")
-    assert not (tmp_path / "data").exists() and part.is_dir()
-    out = mine_small(tmp_path / "data", Last("w0 w2", "w1 w2", "w2 w2"), resume=True)
-    assert {row["problem"] for row in load_from_disk(str(out))} <= {0, 1, 2} and not part.exists()
 
 
 @pytest.mark.nightly

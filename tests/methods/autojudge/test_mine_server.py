@@ -17,7 +17,7 @@ from support.openai_server import OpenAIServer, demo_completions
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from hf_lossy_assist.methods.autojudge.dataset import RECORD, read_lines
+from hf_lossy_assist.methods.autojudge.dataset import RECORD, read_unit
 from hf_lossy_assist.methods.autojudge.generation_backend import ServerBackend
 from hf_lossy_assist.methods.autojudge.mine import mine
 from hf_lossy_assist.tasks.base import Problem
@@ -136,7 +136,7 @@ def test_a_server_that_dies_is_gone_on_with(tmp_path, server):
     with pytest.raises(OSError, match=server.url) as error:
         run(resume=False)
     assert "\n" not in str(error.value)
-    done = read_lines(tmp_path / "data.partial")
+    done = [read_unit(file) for file in (tmp_path / "data.partial").glob("[0-9]*.json")]
     assert 1 <= len(done) < 3 and not (tmp_path / "data").exists()
     server._faults.clear()
     sent = len(served_before)

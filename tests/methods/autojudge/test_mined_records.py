@@ -11,7 +11,6 @@ from support.mining import loaded, undisturbed
 
 from hf_lossy_assist.methods.autojudge.dataset import RECORD
 from hf_lossy_assist.methods.autojudge.fit import fit_autojudge
-from hf_lossy_assist.training.finished_dataset import BESIDE
 
 
 def refusal(folder, **models):
@@ -24,10 +23,9 @@ def refusal(folder, **models):
 
 
 def changed(where, change=lambda row: row, **facts):
-    """A copy of a mined set, with rows and record changed and sealed again."""
+    """A copy of a mined set, with rows and record changed."""
     mined, out = undisturbed()[0], where / "mined"
     load_from_disk(str(mined)).map(change, load_from_cache_file=False).save_to_disk(str(out))
-    assert all((out / name).is_file() for name in BESIDE)
     shutil.copy(mined / "README.md", out)
     record(out, RECORD, json.loads((mined / RECORD).read_text()) | facts)
     return out

@@ -192,7 +192,7 @@ def test_folders_that_are_something_else(tmp_path):
     with pytest.raises(ValueError, match=r"x.partial is unfinished: hf-lossy mine --resume"):
         read_mined(tmp_path / "x")
     folder = write(tmp_path / "broken")
-    for text, says in (("{}", "files: expected the SHA-256"), ("{", "mine.json is not JSON")):
+    for text, says in (("[]", "expected an object"), ("{", "mine.json is not JSON")):
         (folder / "mine.json").write_text(text)
         with pytest.raises(ValueError, match=says) as error:
             read_mined(folder)

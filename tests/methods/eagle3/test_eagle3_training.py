@@ -256,10 +256,8 @@ def test_what_cannot_be_trained_on(target, data, tmp_path):
     few = collect(target, small.tokenizer(), PROMPTS[:4], tmp_path / "few", SETTINGS)
     assert "there are 4 texts; at least 8 are needed" in refusal(few)
     shard = few / "00000.safetensors"
-    shard.write_bytes(shard.read_bytes()[:-1] + b"x")
-    assert "is damaged, or of another run" in refusal(few)
-    shard.unlink()
-    assert "is missing: collect again" in refusal(few)
+    shard.write_bytes(shard.read_bytes()[:-1])
+    assert "00000.safetensors cannot be read" in refusal(few)
     with pytest.raises(ValueError, match="layer 9 is asked for"):
         collect(target, small.tokenizer(), PROMPTS, tmp_path / "deep", TextSettings(layers=(0, 9)))
     assert not (tmp_path / "deep.partial").exists()

@@ -17,7 +17,6 @@ from support.refusals import refused
 import hf_lossy_assist as hla
 from hf_lossy_assist import Head, HeadConfig, LinearHead, MLPHead
 from hf_lossy_assist.methods.sprinter.fit import THRESHOLDS, VerifierReport, fit_head, fit_sprinter, measure
-from hf_lossy_assist.training.finished_dataset import hash_files
 from hf_lossy_assist.training.head_quality import bin_probabilities
 from hf_lossy_assist.training.head_training import HeadFitSettings, split_prompts
 from hf_lossy_assist.training.verifier_dataset import KINDS, VerifierDataset, label_acceptable, read_dataset
@@ -213,29 +212,16 @@ def test_a_dataset_comes_back_as_it_was(data):
     given, back = table(prompts=40, each=5), read_dataset(data)
     for name in ("features", "p", "q", "distance", "prompt", "kind", "position"):
         assert torch.equal(getattr(given, name), getattr(back, name)), name
-    assert (back.kinds, back.facts) == (given.kinds, given.facts | {"files": hash_files(data)})
+    assert (back.kinds, back.facts) == (given.kinds, given.facts)
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "says"),
-    [
-        ("q", math.nan, "q is from .*, expected 0 to 1: "),
-        ("p", 1.5, "p is from .*, expected 0 to 1: "),
-        ("distance", math.nan, "distance is from .*, expected 0 to 1: "),
-        ("distance", -0.1, "distance is from .*, expected 0 to 1: "),
-        ("features", math.inf, "states that are NaN or infinite"),
-        ("prompt", -1, "prompt is from -1"),
-        ("position", -1, "position is from -1"),
-    ],
-)
-def test_records_that_are_none_are_refused(tmp_path, name, value, says):
+@pytest.mark.parametrize(("name", "value"), [("q", math.nan), ("distance", math.nan), ("features", math.inf)])
+def test_records_that_are_none_are_refused(tmp_path, name, value):
     """q ≤ λ·p is False of a NaN: without a word it would be a label."""
     given = table(prompts=10, each=5)
     getattr(given, name)[7] = value
     folder = write(given, tmp_path / "set")
-    with pytest.raises(ValueError, match=says) as error:
-        fit_sprinter(folder, tmp_path / "head")
-    assert "\n" not in str(error.value) and str(folder) in str(error.value)
+    refused(lambda: fit_sprinter(folder, tmp_path / "head"), f"{folder} .*{name} has values that are NaN or infinite")
 
 
 @pytest.mark.full(every=6)

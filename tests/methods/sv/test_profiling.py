@@ -39,7 +39,7 @@ from hf_lossy_assist.methods.sv.collect_samples import STARTED, collect
 from hf_lossy_assist.methods.sv.profiled_runner import ProfileSettings
 from hf_lossy_assist.methods.sv.profiling import profile
 from hf_lossy_assist.methods.sv.round_costs import LEVELS, fit_convex, measure_latency
-from hf_lossy_assist.training.resumable import write_record
+from hf_lossy_assist.training.run_folder import RunFolder
 
 
 QUICK = ProfileSettings(gamma=(2, 4), new_tokens=24, batch_size=20, batches=(1, 2), rounds=3)
@@ -215,8 +215,9 @@ def texts(count, seed=0):
 def collected(models, settings=QUICK, count=6, **others):
     given = {"target": models.target, "draft": models.draft, "companion": models.companion} | others
     with tempfile.TemporaryDirectory() as part:
-        write_record(Path(part) / STARTED, {})
-        return collect(**given, tokenizer=models.tokenizer, texts=texts(count), settings=settings, part=Path(part))
+        run = RunFolder(Path(part) / "profile", STARTED, {})
+        run.part.mkdir()
+        return collect(**given, tokenizer=models.tokenizer, texts=texts(count), settings=settings, run_folder=run)
 
 
 @pytest.fixture(scope="module")
@@ -367,7 +368,15 @@ def test_an_interrupted_profile_goes_on(models, plain, monkeypatch, tmp_path):
     refused(go, "profile.partial holds an unfinished run: pass --resume to go on, or delete it")
     other = dataclasses.replace(QUICK, seed=1)
     refused(lambda: go(other, resume=True), "was made with seed 0, this run has 1")
-    given = (models.target, models.draft, models.companion, models.tokenizer, texts(6), QUICK, part)
+    given = (
+        models.target,
+        models.draft,
+        models.companion,
+        models.tokenizer,
+        texts(6),
+        QUICK,
+        RunFolder(out, STARTED, {}),
+    )
     again = collect(*given)
     assert len(runs) == 3, "a finished batch was sampled again"
     assert all(np.array_equal(value, vars(again)[name]) for name, value in vars(plain).items())

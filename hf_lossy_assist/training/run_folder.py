@@ -1,0 +1,170 @@
+"""Run long jobs that can be killed and resumed: a folder with the run's record and a file for each finished unit of work."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+
+import torch
+from filelock import FileLock, Timeout
+
+from ..artifacts.files import check_new, format_json, name_full_disk, refuse_dangling, write_bytes, write_text
+from ..artifacts.json_io import JSONObject, read_object
+from ..tensors import fork_random
+from ..validation import shown
+from .processes import ALONE, Models, Processes, TellUnit
+
+
+FREE = (
+    "source",
+    "served_at",
+    "settings",
+)  # entries of a record that may differ in a resumed run; settings are compared one by one
+Tell = Callable[[float], None]  # called with the share of a unit that is done
+
+
+def folders(out: str | Path) -> tuple[Path, Path]:
+    """Return the folder of a run's result and that of the unfinished run. Raises: `ValueError`, one line, for a path without a name."""
+    out = Path(out)
+    if out.name in ("", "..") or out.suffix == ".partial":
+        raise ValueError(f"--out: expected the name of a new folder, and not one in .partial, got {shown(str(out))}")
+    return out, out.with_name(out.name + ".partial")
+
+
+def name_units(count: int, ending: str) -> list[str]:
+    """Return the file names of the units of a run."""
+    return [f"{number:05d}.{ending}" for number in range(count)]
+
+
+class RunFolder:
+    """The folder `out`.partial of an unfinished run, open for one job at a time.
+
+    Names of units begin with a digit. They are written under a temporary name and renamed, so a unit that exists is whole.
+    """
+
+    def __init__(self, out: str | Path, record: str, facts: Mapping[str, object], processes: Processes = ALONE):
+        """Take `facts`: all that determines the result, for the file `record`. Other `facts` do not resume the run."""
+        self.out, self.part = folders(out)
+        self.record, self.processes = record, processes
+        self.facts: JSONObject = json.loads(json.dumps(facts))
+        # A finalizer may run in any thread.
+        self._lock = FileLock(self.part.with_name(f".{self.part.name}.lock"), thread_local=False)
+
+    @classmethod
+    @contextmanager
+    def opened(
+        cls,
+        out: str | Path,
+        record: str,
+        facts: Mapping[str, object],
+        *,
+        resume: bool = False,
+        processes: Processes = ALONE,
+    ) -> Iterator["RunFolder"]:
+        """Hold the folder within the context, created or checked by the first of `processes`.
+
+        Raises: `ValueError`, one line, in all processes, if `out` exists, if another process has the folder, if it has an unfinished run and
+        `resume` is False, or a run with other facts, or files of no run.
+        """
+        run = cls(out, record, facts, processes)
+        with processes.connected():
+            try:
+                processes.on_first(lambda: run._start(resume))
+                yield run
+            finally:
+                run._release()
+
+    def _start(self, resume: bool) -> None:
+        check_new(self.out)
+        refuse_dangling(self.part)
+        self.part.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._lock.acquire(timeout=0)
+        except Timeout:
+            raise ValueError(f"another process is at {self.part}: wait for it, or choose another --out") from None
+        record = self.part / self.record
+        if record.is_file():
+            if not resume:
+                raise ValueError(f"{self.part} holds an unfinished run: pass --resume to go on, or delete it")
+            self._refuse_other_run(record)
+            return
+        if self.part.exists() and not (
+            self.part.is_dir() and all(file.name[0] == "." for file in self.part.iterdir())
+        ):
+            raise ValueError(
+                f"{self.part} is to hold the unfinished run, and holds files of none: move it, or choose another --out"
+            )
+        self.part.mkdir(exist_ok=True)
+        write_text(record, format_json(self.facts))
+
+    def _refuse_other_run(self, record: Path) -> None:
+        """Refuse to resume a run with another record."""
+        before, here = ({**facts, **facts.get("settings", {})} for facts in (read_object(record), self.facts))
+        for name in here.keys() - {*FREE}:
+            if here[name] != before.get(name):
+                raise ValueError(
+                    f"{self.part} was made with {name} {shown(before.get(name), 300)}, this run has {shown(here[name], 300)}: "
+                    "use the same, or delete it"
+                )
+
+    def _release(self) -> None:
+        """Release the lock and remove its file; do nothing if it is not held."""
+        if self._lock.is_locked:
+            with suppress(PermissionError):  # Windows does not delete open files
+                Path(self._lock.lock_file).unlink(missing_ok=True)
+            self._lock.release()
+
+    def list_missing(self, names: Sequence[str]) -> list[int]:
+        """Return the indices of the units `names` that are not there yet, the same in all processes, before any of them writes."""
+        return self.processes.all([i for i, name in enumerate(names) if not (self.part / name).is_file()])[0]
+
+    def write_units(
+        self,
+        names: Sequence[str],
+        make: Callable[[Models, int, Tell], bytes],
+        models: Models,
+        seed: int,
+        named: tuple[str, str] = ("collecting", "batches"),
+    ) -> None:
+        """Write the units `names`, except existing ones; `make(models, index, tell)` returns the bytes of one.
+
+        Random numbers depend only on `seed` and the index, so a resumed run gives the same files. `tell` moves the bar within a unit.
+        """
+
+        def write(index: int, data: bytes) -> None:
+            write_bytes(self.part / names[index], data)
+
+        self.processes.run(partial(_make_units, make, seed), models, self.list_missing(names), write, named)
+
+    @contextmanager
+    def result(self) -> Iterator[Path]:
+        """Yield a new folder; if the context ends without an error, it becomes `out`, and the unfinished run is removed."""
+        folder = self.part / "0-result"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        with name_full_disk(folder):
+            yield folder
+        os.rename(folder, self.out)
+        self.clear()
+
+    def clear(self) -> None:
+        """Remove what the run wrote, its record last; then the folder, if it has no other files."""
+        for file in (*self.part.glob("[0-9]*"), *self.part.glob(".[0-9]*")):
+            shutil.rmtree(file) if file.is_dir() else file.unlink()
+        (self.part / self.record).unlink()
+        with suppress(OSError):
+            self.part.rmdir()
+
+
+def _make_units(
+    make: Callable[[Models, int, Tell], bytes], seed: int, models: Models, numbers: Sequence[int], tell: TellUnit
+) -> Iterator[tuple[int, bytes]]:
+    device = models[0].device
+    for number in numbers:
+        with fork_random(device):
+            torch.manual_seed(seed * 1_000_003 + number)
+            data = make(models, number, partial(tell, number))
+        yield number, data

@@ -1,4 +1,7 @@
-"""Run long jobs that can be killed and resumed: a folder with the run's record and a file for each finished unit of work."""
+"""Run long jobs that can be killed and resumed: a folder with the run's record and a file for each finished unit of work.
+
+A result may be a folder of the `datasets` package, which is written and read here too.
+"""
 
 import json
 import os
@@ -7,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from filelock import FileLock, Timeout
@@ -14,8 +18,12 @@ from filelock import FileLock, Timeout
 from ..artifacts.files import check_new, format_json, name_full_disk, refuse_dangling, write_bytes, write_text
 from ..artifacts.json_io import JSONObject, read_object
 from ..tensors import fork_random
-from ..validation import shown
+from ..validation import one_line, shown
 from .processes import ALONE, Models, Processes, TellUnit
+
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 
 FREE = (
@@ -103,8 +111,8 @@ class RunFolder:
     def _refuse_other_run(self, record: Path) -> None:
         """Refuse to resume a run with another record."""
         before, here = ({**facts, **facts.get("settings", {})} for facts in (read_object(record), self.facts))
-        for name in here.keys() - {*FREE}:
-            if here[name] != before.get(name):
+        for name in here:
+            if name not in FREE and here[name] != before.get(name):
                 raise ValueError(
                     f"{self.part} was made with {name} {shown(before.get(name), 300)}, this run has {shown(here[name], 300)}: "
                     "use the same, or delete it"
@@ -168,3 +176,53 @@ def _make_units(
             torch.manual_seed(seed * 1_000_003 + number)
             data = make(models, number, partial(tell, number))
         yield number, data
+
+
+def finish_dataset(
+    run: RunFolder,
+    facts: JSONObject,
+    make: Callable[[Path], "Dataset"],
+    card: Callable[[JSONObject, "Dataset"], str],
+    **saving: object,
+) -> None:
+    """Write the dataset that `make(cache)` returns, with the record `facts` and its card, as the result of `run`.
+
+    `cache`: a folder for temporary files. `saving`: of `Dataset.save_to_disk`.
+    """
+    with run.result() as folder:
+        data = make(folder / "cache")
+        data.save_to_disk(str(folder), **saving)
+        write_text(folder / run.record, format_json(facts))
+        write_text(folder / "README.md", card(facts, data))
+        shutil.rmtree(folder / "cache", ignore_errors=True)
+
+
+def open_dataset(folder: Path, record: str, command: str) -> JSONObject:
+    """Read the record of a finished dataset made by `command`. Raises: `ValueError`, one line, for any other folder."""
+    if not (folder / record).is_file():
+        unfinished = Path(f"{folder}.partial").is_dir()
+        hint = f" ({folder}.partial is unfinished: {command.partition(' --')[0]} --resume)" if unfinished else ""
+        raise ValueError(f"{folder} is no dataset of {command}: no {record} in it{hint}")
+    return read_object(folder / record, f"an object, the record of {command}")
+
+
+@contextmanager
+def name_unreadable(folder: Path) -> Iterator[None]:
+    """Guard code that reads a dataset: turn any error, since damaged files raise many types, into a `ValueError` that names `folder`."""
+    try:
+        yield
+    except Exception as error:
+        raise ValueError(
+            f"{folder} cannot be read ({one_line(f'{type(error).__name__}: {error}')}): make it again"
+        ) from None
+
+
+def load_rows(folder: Path) -> "Dataset":
+    """Load the rows of a finished dataset. Raises: `ValueError`, one line, if they cannot be read."""
+    from datasets import load_from_disk
+
+    with name_unreadable(folder):
+        try:
+            return load_from_disk(str(folder))
+        except IndexError:  # raised by `datasets` for a dataset that was saved without rows
+            return []

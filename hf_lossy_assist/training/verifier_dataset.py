@@ -15,8 +15,7 @@ from ..artifacts.identity import ModelIdentity
 from ..artifacts.json_io import JSONObject
 from ..registry import find_method_for_head
 from ..validation import MOST_FACTOR, check_number
-from .finished_dataset import finish_dataset, load_rows, name_unreadable, open_dataset
-from .run_folder import RunFolder
+from .run_folder import RunFolder, finish_dataset, load_rows, name_unreadable, open_dataset
 
 
 if TYPE_CHECKING:

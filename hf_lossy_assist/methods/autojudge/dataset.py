@@ -14,8 +14,7 @@ from ...artifacts.cards import data_card, escape
 from ...artifacts.identity import ModelIdentity
 from ...artifacts.json_io import JSONObject
 from ...text.detokenizer import continuation
-from ...training.finished_dataset import finish_dataset, load_rows, open_dataset
-from ...training.run_folder import RunFolder, name_units
+from ...training.run_folder import RunFolder, finish_dataset, load_rows, name_units, open_dataset
 from ...validation import MOST, shown
 from .search import Mined, Mismatch
 

@@ -13,8 +13,7 @@ from ...artifacts.identity import ModelIdentity, check_weights
 from ...artifacts.json_io import JSONObject
 from ...models.hidden_state_hook import HiddenStateHook
 from ...models.introspection import dtype_of
-from ...training.finished_dataset import name_unreadable, open_dataset
-from ...training.run_folder import name_units
+from ...training.run_folder import name_units, name_unreadable, open_dataset
 from ...validation import shown
 from .collect import RECORD, SHARDS, TextSettings
 

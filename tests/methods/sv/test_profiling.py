@@ -368,16 +368,8 @@ def test_an_interrupted_profile_goes_on(models, plain, monkeypatch, tmp_path):
     refused(go, "profile.partial holds an unfinished run: pass --resume to go on, or delete it")
     other = dataclasses.replace(QUICK, seed=1)
     refused(lambda: go(other, resume=True), "was made with seed 0, this run has 1")
-    given = (
-        models.target,
-        models.draft,
-        models.companion,
-        models.tokenizer,
-        texts(6),
-        QUICK,
-        RunFolder(out, STARTED, {}),
-    )
-    again = collect(*given)
+    run, words = RunFolder(out, STARTED, {}), models.tokenizer
+    again = collect(models.target, models.draft, models.companion, words, texts(6), QUICK, run)
     assert len(runs) == 3, "a finished batch was sampled again"
     assert all(np.array_equal(value, vars(again)[name]) for name, value in vars(plain).items())
     monkeypatch.setattr(profiling, "FEWEST", 10**6)

@@ -26,10 +26,11 @@ from rich.console import Console
 from rich.table import Table
 
 import hf_lossy_assist as hla
+from hf_lossy_assist.batch.suffix_memory import IndexedText, SuffixMemory
+from hf_lossy_assist.drafters.suffix import LONGEST_MATCH, SuffixDrafter
 from hf_lossy_assist.evaluation.arms import (
     STATIC_DRAFTS,
     make_assisted_writer,
-    make_oracle_arm,
     static_settings,
     why_not_static,
 )
@@ -101,6 +102,35 @@ def ratio(arm: Arm, other: Arm) -> float:
     return round(statistics.median(a / b for a, b in zip(arm.speeds, other.speeds, strict=True)), 3)
 
 
+def make_oracle_arm(target: Any, gamma: int) -> Arm:
+    """Return the arm of drafts that are always right: the next `gamma` tokens of the target's greedy text, written before.
+
+    They are wrong only where a text repeats its last 64 tokens and then continues differently.
+    """
+    memory = SuffixMemory()
+    drafter = SuffixDrafter(1, LONGEST_MATCH, float(gamma), gamma, memory)
+
+    def prepare(**settings: Any) -> None:
+        memory.clear()
+        sequences = type(target).generate(target, **settings).sequences
+        starts = settings["attention_mask"].argmax(dim=1).tolist()
+        for row, start in zip(sequences.tolist(), starts, strict=True):
+            text = IndexedText(drafter.min_match, drafter.max_match)
+            text.extend(row[start:])
+            memory.add(text)
+
+    def write(**settings: Any) -> Any:
+        return target.generate(
+            assistant_model=drafter,
+            lossy_policy="strict",
+            num_assistant_tokens=gamma,
+            disable_compile=True,
+            **settings,
+        )
+
+    return Arm(f"oracle γ={gamma}", 1, write, prepare)
+
+
 def arms_for(target: Any, draft: Any, args: argparse.Namespace) -> list[Arm]:
     gamma, plain = args.gamma, type(target).generate
 
@@ -122,8 +152,7 @@ def arms_for(target: Any, draft: Any, args: argparse.Namespace) -> list[Arm]:
         Arm(f"strict γ={gamma}", 1, ours("strict", num_assistant_tokens=gamma)),
         Arm("svip", 1, ours("svip")),
     ]
-    oracle = make_oracle_arm(target, gamma)
-    arms.append(Arm(oracle.name, 1, oracle.write, oracle.prepare))
+    arms.append(make_oracle_arm(target, gamma))
     if STATIC_DRAFTS and not why_not_static(target):
         compiled = make_assisted_writer(target, draft, fixed, **static_settings(getattr(args, "mode", None)))
         arms.insert(2, Arm(f"assisted γ={gamma} compiled", 1, compiled))

@@ -33,9 +33,6 @@ def compare_command(
     gamma: Annotated[int, (1, LONGEST_DRAFT), "draft length of Transformers' assisted generation and of strict"] = 5,
     compile_rounds: Annotated[bool, "--compile", "measure the compiled form of each policy too"] = False,
     static: Annotated[bool, "--static/--no-static", "measure the target compiled with a static cache"] = True,
-    oracle: Annotated[
-        bool, "--oracle", "measure drafts that are always right: the most that any draft can bring, greedily"
-    ] = False,
     out: _options.OptionalOut = None,
     running: _options.RunOptions,
     ray: _options.Ray = None,
@@ -76,10 +73,6 @@ def compare_command(
         raise ValueError(
             "--compile: rounds that read the target's hidden states are not compiled: leave it out beside --drafter"
         )
-    if oracle and sampling.do_sample:
-        raise ValueError(
-            "--oracle: another sample of the target is no draft that is always right: leave --do-sample out"
-        )
     questions, problems, scoring, source = _runs.read_problems(
         prompts, task, data, models.model, limit, sampling.seed, shots
     )
@@ -100,10 +93,6 @@ def compare_command(
         arms = evaluation.arms.make_arms(
             target, drafts, chosen, tokenizer=tokenizer, gamma=gamma, capacity=capacity, compiled=compile_rounds
         )
-        if sampling.do_sample:
-            arms += evaluation.arms.make_truncated_arms(target, chosen)
-        if oracle:
-            arms.append(evaluation.arms.make_oracle_arm(target, gamma))
         return evaluation.writer.TextWriter(target, tokenizer, decoding, scoring), arms
 
     writer, arms = make((target, drafts, tokenizer))

@@ -4,12 +4,11 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from ..stats.intervals import Estimate, mcnemar, rate, ratio, wilson
 from ..stats.speculation import EXACT, name_guarantee
 from ..terminal import digits
-from .arms import COMPILED, TARGET, WITH
+from .arms import COMPILED, TARGET, WITH, ArmFacts
 from .writer import ArmOutput
 
 
@@ -128,20 +127,7 @@ def format_row(metrics: ArmMetrics, dtype: object) -> list[dict[str, str]]:
     ]
 
 
-class Described(Protocol):
-    """Attributes of an arm that its figures need."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def kind(self) -> str: ...
-    @property
-    def lossless(self) -> bool: ...
-    @property
-    def draft(self) -> str | None: ...
-
-
-def compute_metrics(answers: Sequence[ArmOutput], arms: Iterable[Described]) -> list[ArmMetrics]:
+def compute_metrics(answers: Sequence[ArmOutput], arms: Iterable[ArmFacts]) -> list[ArmMetrics]:
     """Return the metrics of every arm at every batch size, in the order of `arms`; arms are compared on the same prompts."""
     found: list[ArmMetrics] = []
     by: defaultdict[tuple[int, str], list[ArmOutput]] = defaultdict(list)
@@ -168,7 +154,7 @@ def _match_prompts(answers: list[ArmOutput], others: list[ArmOutput]) -> list[Ar
 
 
 def _measure_arm(
-    arm: Described, outputs: list[ArmOutput], base: list[ArmOutput], assisted: list[ArmOutput] | None, arms: int
+    arm: ArmFacts, outputs: list[ArmOutput], base: list[ArmOutput], assisted: list[ArmOutput] | None, arms: int
 ) -> ArmMetrics:
     tokens = sum(len(answer.token_ids) for answer in outputs)
     calls = (

@@ -5,7 +5,7 @@ from math import ceil, log
 
 from ..policy.parse import FALLBACK, is_short_form, list_parts
 from ..stats.intervals import FEWEST, Estimate
-from .arms import COMPILED, STATIC, TRUNCATED
+from .arms import COMPILED, STATIC
 from .metrics import ArmMetrics
 
 
@@ -14,7 +14,7 @@ MOST_TIMES = 100  # as many batches: more are not suggested
 
 def recommend(found: Sequence[ArmMetrics], batch_size: int) -> str:
     """Recommend an arm for a batch size, from the metrics of all arms measured at it."""
-    here = [arm for arm in found if arm.batch_size == batch_size and arm.kind != "oracle"]
+    here = [arm for arm in found if arm.batch_size == batch_size]
     targets = [arm for arm in here if arm.kind == "target"]
     policies = [arm for arm in here if arm.kind == "policy"]
     lossless_policies = [arm for arm in policies if arm.lossless]
@@ -24,9 +24,7 @@ def recommend(found: Sequence[ArmMetrics], batch_size: int) -> str:
     to_beat = max(arm.speed for arm in here if arm.lossless)
     lossy = [arm for arm in policies if not arm.lossless and arm.speed > to_beat]
     if lossy:
-        fastest = max(lossy, key=lambda arm: arm.speed)
-        rival = next((arm for arm in here if arm.arm == TRUNCATED + fastest.policy), None)
-        parts.append(_describe_lossy(fastest, rival))
+        parts.append(_describe_lossy(max(lossy, key=lambda arm: arm.speed)))
     if alone.arm == STATIC and (best is None or not best.arm.endswith(COMPILED)) and parts[0].startswith(STATIC):
         parts.append("compiled rounds were not measured: --compile")
     return "; ".join(parts)
@@ -93,12 +91,11 @@ def _is_clear(arm: ArmMetrics) -> bool:
     return low > 1 or high < 1
 
 
-def _describe_lossy(arm: ArmMetrics, rival: ArmMetrics | None) -> str:
+def _describe_lossy(arm: ArmMetrics) -> str:
     line = f"{arm.arm} is {_format_times(arm.of_target)} and lossy: {arm.prompts - arm.equal} of {arm.prompts} texts differ"
     if arm.right is None:
         return line
-    line = f"{line}, {arm.right} of {arm.judged} right ({arm.worse} lost, {arm.better} won, p = {arm.p:.2g})"
-    return line if rival is None else f"{line}; sampled of what its rule keeps, the target has {rival.right} right"
+    return f"{line}, {arm.right} of {arm.judged} right ({arm.worse} lost, {arm.better} won, p = {arm.p:.2g})"
 
 
 def _compare_texts(arm: ArmMetrics) -> str:

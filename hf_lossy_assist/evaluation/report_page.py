@@ -14,6 +14,7 @@ from ..artifacts.head import CONFIG, Head
 from ..artifacts.json_io import parse_json, read_lines, read_object
 from ..policy.parse import strip_paths
 from ..validation import one_line, visible
+from .arms import ArmFacts
 from .metrics import NONE, ArmMetrics, compute_metrics, format_row
 from .results import ANSWERS, RECORD
 from .writer import ArmOutput
@@ -42,16 +43,6 @@ class Section:
     notes: list[str]
     tables: list[Table]
     pictures: list[str]
-
-
-@dataclass(frozen=True)
-class RecordedArm:
-    """An arm as a run's record describes it, as far as the figures need it."""
-
-    name: str
-    kind: str
-    lossless: bool
-    draft: str | None = None
 
 
 def render_page(folders: Sequence[Path]) -> str:
@@ -108,7 +99,7 @@ def _describe_head(folder: Path) -> Section:
 
 def _describe_run(folder: Path, record: dict[str, Any], answers: Sequence[ArmOutput]) -> Section:
     """Describe a run; a search has tried settings on its first problems and certified them on the others."""
-    arms = [RecordedArm(name, arm["kind"], arm["lossless"], arm.get("draft")) for name, arm in record["arms"].items()]
+    arms = [ArmFacts(name, arm["kind"], arm["lossless"], arm.get("draft")) for name, arm in record["arms"].items()]
     first, tables = record.get("first", 0), []
     stages = {", certificate": [answer for answer in answers if answer.prompt >= first]} if first else {"": answers}
     if first:

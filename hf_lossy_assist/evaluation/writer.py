@@ -140,9 +140,12 @@ class TextWriter:
 
     def write(self, arm: Arm, prompts: list[str], first: int, unit: int) -> list[ArmOutput]:
         """Continue a batch of prompts, the first of which has index `first`."""
-        groups = [[prompt] for prompt in prompts] if arm.one_by_one else [prompts]
-        answers = [answer for group in groups for answer in self._group(arm, group, unit)]
-        seconds = sum(answer.seconds for answer in answers) if arm.one_by_one else answers[0].seconds
+        groups = [[prompt] for prompt in prompts] if arm.kind == "assisted" else [prompts]
+        written = [self._group(arm, group, unit) for group in groups]
+        seconds, answers = (
+            sum(group[0].seconds for group in written),
+            [answer for group in written for answer in group],
+        )
         for place, answer in enumerate(answers, first):
             answer.prompt, answer.batch_size, answer.seconds = place, len(prompts), seconds
         return answers
@@ -160,10 +163,8 @@ class TextWriter:
         if self.task is not None and self.task.ends_early:
             # A criterion, since Transformers' assisted generation passes `stop_strings` to the draft without the tokenizer.
             settings["stopping_criteria"] = StoppingCriteriaList([self._criterion(arm, inputs["input_ids"].shape[1])])
-        if arm.prepare is not None:
-            arm.prepare(**inputs, **{**settings, "streamer": None}, return_dict_in_generate=True)
         torch.manual_seed(self.decoding.seed + unit)
-        with counted_calls(self.target) if arm.counted else nullcontext([0]) as calls:
+        with counted_calls(self.target) if arm.kind == "assisted" else nullcontext([0]) as calls:
             wait_for(device_of(self.target))
             began = time.perf_counter()
             out = arm.write(**inputs, **settings, return_dict_in_generate=True)
@@ -180,9 +181,9 @@ class TextWriter:
             answer = ArmOutput(arm.name, i, len(prompts), unit, text, ids, seconds)
             if streamer is not None and streamer.at is not None:
                 answer.first_token = streamer.at - began
-            if arm.kind in ("target", "truncated"):
+            if arm.kind == "target":
                 answer.target_calls = len(ids)
-            elif arm.counted:
+            elif arm.kind == "assisted":
                 answer.target_calls = calls[0]
             if stats_row is not None:
                 _count_rounds(answer, stats_row)

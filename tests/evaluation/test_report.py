@@ -1,6 +1,7 @@
 """The page of figures and heads, from runs and heads whose every figure is known."""
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -8,7 +9,6 @@ from support.heads import FIGURES, edit, full_config, linear, save
 from support.refusals import refused
 from support.runs import ARMS, a_run
 
-from hf_lossy_assist.evaluation.arms import Arm
 from hf_lossy_assist.evaluation.metrics import compute_metrics
 from hf_lossy_assist.evaluation.report_page import PNG, read_section, render_page
 from hf_lossy_assist.evaluation.results import ResultFolder
@@ -131,7 +131,7 @@ def test_a_folder_of_another_version_is_one_line(tmp_path, hf_lossy, missing):
 def test_names_act_nowhere(tmp_path):
     """Names of models, policies and folders may be anybody's, "$" included."""
     wild = '$a^|b](http:) <img src=x onerror=alert(1)> `c` "d"'
-    arms = [Arm(wild if arm.name == "svip" else arm.name, print, arm.kind, arm.policy) for arm in ARMS]
+    arms = [replace(arm, name=wild) if arm.name == "svip" else arm for arm in ARMS]
     answers = a_run()
     for answer in answers:
         answer.arm = wild if answer.arm == "svip" else answer.arm

@@ -63,7 +63,8 @@ def search(monkeypatch):
         tuning,
         "make_arms",
         lambda target, draft, policies, **_: (
-            [Arm("target", None, "target")] + [Arm(n, None, "policy", p) for n, p in policies.items()]
+            [Arm("target", "target", write=None)]
+            + [Arm(n, "policy", p.lossless, write=None) for n, p in policies.items()]
         ),
     )
 

@@ -7,10 +7,10 @@ from hf_lossy_assist.evaluation.writer import ArmOutput
 
 LOSSY = hla.LossyPolicy(hla.TopK(4))
 ARMS = [
-    Arm("target", print, "target"),
-    Arm("assisted", print, "assisted"),
-    Arm("svip", print, "policy", hla.as_policy("svip")),
-    Arm("top_k:k=4", print, "policy", LOSSY),
+    Arm("target", "target", write=print),
+    Arm("assisted", "assisted", write=print),
+    Arm("svip", "policy", write=print, policy=hla.as_policy("svip")),
+    Arm("top_k:k=4", "policy", lossless=False, write=print, policy=LOSSY),
 ]
 
 

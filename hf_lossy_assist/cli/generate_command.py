@@ -133,7 +133,7 @@ def _prepare(
 
 def _check_parts(out: Path, resume: bool, prompts: Path | None, options: PolicyOptions, others: list[str]) -> Path:
     """Return the file of prompts; refuse options that do not go with files of texts. others: those that show texts, or name single ones."""
-    require("--out", "pyarrow")
+    require("--out", "pyarrow", "pydantic")
     check_out(out, resume)
     if prompts is None or others:
         given = f", not {others[0]}" if others else ""

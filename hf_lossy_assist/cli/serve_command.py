@@ -56,7 +56,7 @@ def serve_command(
 
       hf-lossy serve --model M --assistant D --policies svip,strict,top_k:k=2+svip --batch-size 32 --port 8000
     """
-    require("this command", "starlette", "uvicorn", "prometheus_client")
+    require("this command", "starlette", "uvicorn", "prometheus_client", "pydantic")
     if api_key is None:
         api_key = os.environ.get(KEY)  # also if it is empty, which an option treats as unset
     server.assembly.check_key(api_key)

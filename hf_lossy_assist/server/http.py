@@ -16,6 +16,7 @@ from typing import Any
 
 import h11
 import uvicorn
+from pydantic_core import from_json
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -77,10 +78,10 @@ class BodyReader:
                 if self.held + more > self.most:
                     raise RequestError("too many long bodies are being read: try again later", 503)
                 held, self.held = held + more, self.held + more
-            return json.loads(data)
+            return from_json(data, allow_inf_nan=False)
         except RequestError:
             raise
-        except (ValueError, RecursionError) as wrong:
+        except ValueError as wrong:
             raise RequestError(f"the body is not JSON: {one_line(str(wrong), 200)}") from None
         finally:
             self.held -= held

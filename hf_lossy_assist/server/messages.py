@@ -3,7 +3,7 @@
 import inspect
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,8 @@ from transformers import PreTrainedTokenizerBase
 
 from ..artifacts.json_io import JSONObject
 from ..validation import one_line, shown
-from .fields import RequestError, RequestLimits, check_text, check_value, find_texts, read_flag, read_tokens
+from .bodies import ChatBody, Message, TextPart
+from .fields import RequestError, RequestLimits, read_tokens
 
 
 if TYPE_CHECKING:
@@ -22,131 +23,68 @@ MOST_VARIABLES = 2**16  # characters of a chat template's variables
 MOST_RENDERED = 2**24  # of these, if the template writes them with each message
 NONE: Mapping[str, object] = MappingProxyType({})
 
-OF_ROLE = {"assistant": ("tool_calls",), "tool": ("tool_call_id",)}  # fields of these roles only
-NO_ARGUMENTS = {
-    "messages",
-    *inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters,
-}  # of a template
+ROLES = {"tool_calls": "assistant", "tool_call_id": "tool"}  # of messages that may have this field
+# Arguments of `apply_chat_template`, which are no variables of a template.
+RESERVED = {"messages", *inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters}
 
 
 def read_messages(
-    body: dict[str, object], tokenizer: PreTrainedTokenizerBase, limits: RequestLimits, tools: "Tools | None" = None
+    body: ChatBody, tokenizer: PreTrainedTokenizerBase, limits: RequestLimits, tools: "Tools | None" = None
 ) -> list[int]:
     """Return the token ids of a chat with `tools`, up to the beginning of its answer. Raises: `RequestError`, one line."""
-    messages = body.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise RequestError(f"messages: expected a list of messages, got {shown(messages)}")
     if getattr(tokenizer, "chat_template", None) is None:
         raise RequestError("messages: this model's tokenizer has no chat template: use /v1/completions")
-    turns = [read_turn(message) for message in messages]
-    _check_answered(turns)
-    check_text("messages", "".join(find_texts("messages", messages)), limits)
-    shown_tools = None if tools is None else tools.shown
-    if shown_tools is not None:
-        check_text("tools", "".join(find_texts("tools", shown_tools)), limits)
-    arguments = _read_arguments(body, tokenizer, len(turns))
-    text = render_chat(turns, tokenizer, read_end(body, turns), arguments, shown_tools)
+    turns = [make_turn(message) for message in body.messages]
+    arguments = _read_variables(body, tokenizer, len(turns))
+    text = render_chat(turns, tokenizer, read_end(body), arguments, None if tools is None else tools.shown)
     ids = read_tokens("messages", text, tokenizer, limits, add_special_tokens=False)
     if not ids:
         raise RequestError("messages: the chat template makes nothing of them, and there is nothing to continue")
     return ids
 
 
-def read_end(body: dict[str, object], turns: list[Turn]) -> dict[str, bool]:
+def read_end(body: ChatBody) -> dict[str, bool]:
     """Return how the chat ends, by argument names of Transformers and vLLM; if neither is given, an assistant's message is continued."""
-    goes_on, begins = read_flag(body, "continue_final_message"), read_flag(body, "add_generation_prompt")
+    goes_on, begins = body.continue_final_message, body.add_generation_prompt
     if goes_on and begins:
         raise RequestError("continue_final_message and add_generation_prompt exclude each other: leave one out")
     if goes_on is None:
-        goes_on = begins is None and turns[-1]["role"] == "assistant"
+        goes_on = begins is None and body.messages[-1].role == "assistant"
     return {"continue_final_message": goes_on, "add_generation_prompt": not goes_on if begins is None else begins}
 
 
-def _read_arguments(body: dict[str, object], tokenizer: PreTrainedTokenizerBase, turns: int) -> JSONObject:
-    """Return the arguments for the chat template other than the messages, which may write them in each of so many `turns`."""
-    given = body.get("chat_template_kwargs") or {}
-    if not isinstance(given, dict):
-        raise RequestError(f"chat_template_kwargs: expected an object, got {shown(given)}")
-    for name in given:
-        if name in NO_ARGUMENTS or not re.search(rf"\b{re.escape(name)}\b", _find_template(tokenizer)):
+def _read_variables(body: ChatBody, tokenizer: PreTrainedTokenizerBase, turns: int) -> JSONObject:
+    """Return the variables of the chat template, which may write them in each of so many `turns`."""
+    variables = body.chat_template_kwargs if isinstance(body.chat_template_kwargs, dict) else {}
+    for name in variables:
+        if name in RESERVED or not re.search(rf"\b{re.escape(name)}\b", _find_template(tokenizer)):
             raise RequestError(f"chat_template_kwargs: {shown(name)} is no variable of this model's chat template")
-    count = len(json.dumps(given))
+    count = len(json.dumps(variables))
     if count > MOST_VARIABLES or count * turns > MOST_RENDERED:
         raise RequestError(
             f"chat_template_kwargs: {count} characters in {turns} messages are more than {MOST_VARIABLES}, or than "
             f"{MOST_RENDERED} over all messages: shorten them"
         )
-    return given
+    return variables
 
 
-def _check_answered(turns: list[Turn]) -> None:
-    """Refuse a tool message whose call does not occur in an earlier message. Raises: `RequestError`, one line."""
-    known = set[str]()
-    for turn in turns:
-        known |= {call["id"] for call in turn.get("tool_calls", [])}
-        if turn.get("tool_call_id") is not None and turn["tool_call_id"] not in known:
-            raise RequestError(f"messages: no message before has a call of id {shown(turn['tool_call_id'])}")
-
-
-def read_turn(message: object) -> Turn:
+def make_turn(message: Message) -> Turn:
     """Return a message's role and text, and its other fields for the template. Raises: `RequestError`, one line."""
-    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        raise RequestError(f"messages: expected objects with role and content, got {shown(message)}")
-    read = ("role", "content", "name", *OF_ROLE.get(message["role"], ()))
-    unread = [name for name, value in message.items() if name not in read and value not in (None, [])]
-    if unread:
-        raise RequestError(f"messages: {shown(unread[0])} of a message is not read here: leave it out")
-    calls = message.get("tool_calls") or []
-    content = "" if calls and message.get("content") is None else message.get("content")
-    turn: Turn = {"role": message["role"], "content": read_text("messages", content)}
-    if calls:
-        if not isinstance(calls, list):
-            raise RequestError(f"messages: expected a list as tool_calls, got {shown(calls)}")
-        turn["tool_calls"] = [_read_call(call) for call in calls]
-    if turn["role"] == "tool":
-        if not isinstance(message.get("tool_call_id"), str):
-            raise RequestError(f"messages: expected a text as tool_call_id, got {shown(message.get('tool_call_id'))}")
-        turn["tool_call_id"] = message["tool_call_id"]
-    if message.get("name") is not None:
-        if not isinstance(message["name"], str):
-            raise RequestError(f"messages: expected a text as name, got {shown(message['name'])}")
-        turn["name"] = message["name"]
-    return turn
+    fields = {name: getattr(message, name) for name in ROLES} | (message.model_extra or {})
+    for name, value in fields.items():
+        if value not in (None, []) and ROLES.get(name) != message.role:
+            raise RequestError(f"messages: {shown(name)} of a message of this role is not supported: leave it out")
+    if message.role == "tool" and message.tool_call_id is None:
+        raise RequestError("messages: a tool's message needs the tool_call_id that it answers")
+    if message.content is None and not message.tool_calls:
+        raise RequestError("messages: expected a text as content, got None")
+    turn = message.model_dump(include={"role", "name", *ROLES}, exclude_none=True)
+    return {name: value for name, value in turn.items() if value != []} | {"content": join_text(message.content or "")}
 
 
-def _read_call(call: object) -> JSONObject:
-    """Return a tool call in the form that templates expect: with an object as arguments, where OpenAI has its JSON text."""
-    function = call.get("function") if isinstance(call, dict) and call.get("type", "function") == "function" else None
-    if not isinstance(call, dict) or not isinstance(function, dict) or not isinstance(call.get("id"), str):
-        raise RequestError(f"messages: tool_calls: expected objects with id and function, got {shown(call)}")
-    try:
-        given = function.get("arguments")
-        arguments = json.loads(given) if isinstance(given, str) else None
-        check_value("messages: tool_calls: arguments", arguments)
-    except RequestError:
-        raise
-    except (ValueError, RecursionError):
-        arguments = None
-    if not isinstance(function.get("name"), str) or not isinstance(arguments, dict):
-        raise RequestError(
-            f"messages: tool_calls: expected a name, and a JSON object's text as arguments, got {shown(function)}"
-        )
-    return {"id": call["id"], "type": "function", "function": {"name": function["name"], "arguments": arguments}}
-
-
-def read_text(name: str, content: object) -> str:
-    """Return a text, which may consist of parts. Raises: `RequestError`, one line."""
-    if isinstance(content, list):
-        if not all(_is_text_part(part) for part in content):
-            raise RequestError(f"{name}: this server reads text alone, and there is a part that is none")
-        content = "".join(part["text"] for part in content)
-    if not isinstance(content, str):
-        raise RequestError(f"{name}: expected a text as content, got {shown(content)}")
-    return content
-
-
-def _is_text_part(part: object) -> bool:
-    return isinstance(part, dict) and part.get("type", "text") == "text" and isinstance(part.get("text"), str)
+def join_text(content: str | Sequence[TextPart]) -> str:
+    """Return a text, which may consist of parts."""
+    return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
 def render_chat(

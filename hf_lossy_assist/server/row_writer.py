@@ -15,6 +15,7 @@ from ..stats.speculation import COUNTS
 from ..tasks.prompt_files import read_rows
 from ..tasks.prompts import LIMITS
 from ..validation import MOST, MOST_NEW_TOKENS, check_int, one_line, shown
+from .bodies import ChatBody, read_body
 from .fields import RequestLimits, find_longest
 from .messages import read_messages
 
@@ -123,7 +124,7 @@ class RowWriter:
         if self.chat and isinstance(prompt, str):
             messages = [{"role": "user", "content": prompt}]
         if messages is not None:
-            prompt = read_messages({"messages": messages}, self.tokenizer, ANY_LENGTH)
+            prompt = read_messages(read_body(ChatBody, {"messages": messages}), self.tokenizer, ANY_LENGTH)
         self._check_length(prompt)
         limits = {name: row[name] for name in PER_ROW if row.get(name) is not None}
         return {"prompt": prompt, "seed": seed_of_row(self.seed, row_id), **limits}

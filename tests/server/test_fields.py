@@ -1,6 +1,7 @@
 """Fields and their values, streamed and not, read with the openai client's types: done, without effect on the text, or refused by name."""
 
 import json
+import re
 import urllib.error
 import urllib.request
 
@@ -11,8 +12,12 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.chat import completion_create_params as of_chats
 from support.serving import serving
 
+import hf_lossy_assist as hla
 from hf_lossy_assist import demo
-from hf_lossy_assist.server.fields import KNOWN, NOT_DONE, SAYS_NOTHING
+from hf_lossy_assist.server.bodies import SUPPORTED
+from hf_lossy_assist.server.fields import IGNORED, RequestError, RequestLimits
+from hf_lossy_assist.server.fields import NEUTRAL as NEUTRAL_VALUES
+from hf_lossy_assist.server.requests import read_request
 
 
 TURN = {"role": "user", "content": demo.problems(1, seed=7)[0].prompt}
@@ -36,7 +41,7 @@ CHATS = [
     {"prediction": None}, {"prediction": {"type": "content", "content": "We"}}, {"prediction": {"type": "content", "content": [{"type": "text", "text": "We"}]}},
     {"web_search_options": None}, {"safety_identifier": "abc"}, {"prompt_cache_key": "abc"}, {"prompt_cache_retention": "24h"}, {"verbosity": None},
     {"verbosity": "medium"}, {"functions": None, "function_call": None}, {"functions": [], "function_call": "none"}, {"max_completion_tokens": 4, "max_tokens": None},
-    {"add_generation_prompt": True}, {"add_generation_prompt": False}, {"continue_final_message": False}, {"chat_template_kwargs": {}}, {"chat_template_kwargs": None},
+    {"add_generation_prompt": True}, {"add_generation_prompt": False}, {"continue_final_message": False}, {"chat_template_kwargs": {}}, {"chat_template_kwargs": []}, {"chat_template_kwargs": None},
     {"messages": [TURN | {"name": "bob"}]}, {"messages": [{"role": "user", "content": [{"type": "text", "text": TURN["content"]}]}]},
     {"messages": [TURN | {"role": "developer"}]}, {"messages": [TURN | {"role": "system"}]}, {"continue_final_message": True},
 ]  # fmt: skip
@@ -44,7 +49,6 @@ COMPLETIONS = [
     {"suffix": None},
     {"suffix": ""},
     {"prompt": [TURN["content"]]},
-    {"stop": "\n"},
     {"logprobs": False},
     {"add_special_tokens": None},
 ]
@@ -66,7 +70,7 @@ REFUSED = [
     (CHAT, {"web_search_options": {}}, "web_search_options"), (CHAT, {"prediction": "We"}, "prediction"), (CHAT, {"prediction": {"type": "content"}}, "prediction"),
     (CHAT, {"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"), (CHAT, {"continue_final_message": "yes"}, "continue_final_message"),
     (CHAT, {"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"), (CHAT, {"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs"),
-    (CHAT, {"chat_template_kwargs": []}, None), (CHAT, {"chat_template_kwargs": [1]}, "chat_template_kwargs"), (CHAT, {"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"), (CHAT, {"chat_template": "{{ 7 * 7 }}"}, "chat_template"), (CHAT, {"messages": []}, "messages"),
+    (CHAT, {"chat_template_kwargs": [1]}, "chat_template_kwargs"), (CHAT, {"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"), (CHAT, {"chat_template": "{{ 7 * 7 }}"}, "chat_template"), (CHAT, {"messages": []}, "messages"),
     (CHAT, {"messages": [TURN | {"tool_call_id": "1"}]}, "messages"), (CHAT, {"messages": [TURN | {"content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages"),
     (CHAT, {"messages": [TURN | {"content": None}]}, "messages"), (CHAT, {"stream_options": {"continuous_usage_stats": True}}, "stream_options"),
     (COMPLETION, {"echo": True}, "echo"), (COMPLETION, {"echo": 0}, "echo"), (COMPLETION, {"suffix": "end"}, "suffix"), (COMPLETION, {"best_of": 3}, "best_of"),
@@ -77,18 +81,46 @@ REFUSED = [
     (COMPLETION, {"stop_token_ids": [5]}, "stop_token_ids"), (COMPLETION, {"seed": -2}, "seed"), (COMPLETION, {"top_k": -2}, "top_k"), (COMPLETION, {"temperature": "hot"}, "temperature"),
     (COMPLETION, {"stream": "yes"}, "stream"), (COMPLETION, {"typo": None}, "'typo'"), (COMPLETION, {"max_tokens": 0}, "max_tokens"), (COMPLETION, {"stop": [5]}, "stop"),
 ]  # fmt: skip
-SERVED = [
-    *((base, more, True) for base in (CHAT, COMPLETION) for more in NEUTRAL), *((CHAT, more, True) for more in CHATS),
-    *((COMPLETION, more, True) for more in COMPLETIONS), *((base, more, False) for base, more in MORE),
-]  # fmt: skip
+LIMITS = RequestLimits({"strict": hla.as_policy("strict"), "svip": hla.as_policy("svip")}, 64, 256)
 
 
 def case_name(value):
-    return (
-        ("chat" if "messages" in value else "completion")
-        if isinstance(value, dict) and "model" in value
-        else json.dumps(value)[-60:]
-    )
+    return ("chat" if "messages" in value else "completion") if "model" in value else json.dumps(value)[-60:]
+
+
+def read(tokenizer, body):
+    return read_request(body, tokenizer, "demo", LIMITS, chat="messages" in body)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return demo.load().tokenizer
+
+
+def test_neutral_values_change_no_text(tokenizer):
+    """Seeds do not in greedy decoding, and a prediction is a hint about speed."""
+    cases = [(base, more) for base in (CHAT, COMPLETION) for more in NEUTRAL]
+    cases += [(CHAT, more) for more in CHATS] + [(COMPLETION, more) for more in COMPLETIONS]
+    for base, more in cases:
+        texts = [read(tokenizer, body).texts for body in (base, base | more)]
+        for plain, text in zip(*texts, strict=True):
+            assert (plain.ids, plain.policy, plain.sampling) == (text.ids, text.policy, text.sampling), more
+            assert plain.arguments == {n: v for n, v in text.arguments.items() if n != "seed"}, more
+            assert not text.stops.texts and not text.stream and text.grammar is None and text.tools is None, more
+
+
+@pytest.mark.parametrize(("base", "more", "name"), REFUSED, ids=str)
+def test_what_is_refused_by_name(tokenizer, base, more, name):
+    with pytest.raises(RequestError, match=f"^{re.escape(name)}") as refused:
+        read(tokenizer, base | more)
+    assert "\n" not in str(refused.value) and refused.value.status == 400
+
+
+def test_a_body_with_many_wrong_fields_is_refused_in_one_line(tokenizer):
+    """Without an object for each of them."""
+    wrong = {"tools": [{"type": "function", "function": {f"x{n}": 1 for n in range(1000)}}]}
+    with pytest.raises(RequestError, match="^the body has 1001 errors$"):
+        read(tokenizer, CHAT | wrong)
 
 
 @pytest.fixture(scope="module")
@@ -139,40 +171,19 @@ def texts(answer):
     return out
 
 
-@pytest.fixture(scope="module")
-def plain(ask):
-    return {"chat": texts(ask(CHAT)[1]), "completion": texts(ask(COMPLETION)[1])}
-
-
-@pytest.mark.nightly(every=9)
-@pytest.mark.full(every=72)
+@pytest.mark.full(every=9)
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(("base", "more", "neutral"), SERVED, ids=case_name)
-def test_what_is_served(ask, plain, base, more, neutral, stream):
+@pytest.mark.parametrize(("base", "more"), MORE, ids=case_name)
+def test_what_is_served(ask, base, more, stream):
     code, answer = ask({**base, **more, "stream": stream})
     assert code == 200, answer
-    found = texts(answer)
-    given = more.get("prompt")
-    prompts = len(given) if isinstance(given, list) and not isinstance(given[0], int) else 1
-    assert sorted(found) == list(range(prompts * (more.get("n") or 1)))
-    assert all(end in ("stop", "length") for _, end in found.values())
-    if neutral:
-        assert found == plain["chat" if base is CHAT else "completion"]
-
-
-@pytest.mark.full(every=8)
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(("base", "more", "name"), REFUSED, ids=case_name)
-def test_what_is_refused_by_name(ask, base, more, name, stream):
-    code, answer = ask({**base, "stream": stream, **more})
-    if name is None:
-        assert code == 200
-        return
-    assert code == 400 and answer["message"].startswith(name), answer
-    assert "\n" not in answer["message"] and answer["type"] == "invalid_request_error"
+    prompt = more.get("prompt")
+    prompts = len(prompt) if isinstance(prompt, list) and not isinstance(prompt[0], int) else 1
+    assert sorted(texts(answer)) == list(range(prompts * more.get("n", 1)))
+    assert all(end in ("stop", "length") for _, end in texts(answer).values())
 
 
 def test_every_field_of_the_openai_client_is_known():
     for params in (of_chats.CompletionCreateParamsBase, of_completions.CompletionCreateParamsBase):
-        assert set(params.__annotations__) <= KNOWN | SAYS_NOTHING | {"prediction"} | set(NOT_DONE)
-    assert not KNOWN & SAYS_NOTHING and not (KNOWN | SAYS_NOTHING) & set(NOT_DONE)
+        assert set(params.__annotations__) <= SUPPORTED | IGNORED | set(NEUTRAL_VALUES)
+    assert not SUPPORTED & IGNORED and not (SUPPORTED | IGNORED) & set(NEUTRAL_VALUES)

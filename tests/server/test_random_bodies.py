@@ -14,7 +14,8 @@ from support.serving import serving
 from support.tokenizers_by_kind import build_tokenizer
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.server.fields import KNOWN, NOT_DONE, SAYS_NOTHING
+from hf_lossy_assist.server.bodies import SUPPORTED
+from hf_lossy_assist.server.fields import IGNORED, NEUTRAL
 
 
 TEMPLATE = (
@@ -46,7 +47,7 @@ BODIES = [
     ("/v1/completions", COMMON | {"prompt": ["The capital", "is"], "logprobs": 2}),
     ("/v1/completions", COMMON | {"prompt": [[5, 6], [7]], "response_format": FORMAT, "stream": True}),
 ]  # fmt: skip
-FIELDS = sorted(KNOWN | SAYS_NOTHING | set(NOT_DONE) | {"prediction"})
+FIELDS = sorted(SUPPORTED | IGNORED | set(NEUTRAL))
 # Texts of JSON, so that they also stand within other texts: bad arguments of a tool's call.
 RAW = {"@levels": "[" * 600 + "0" + "]" * 600, "@keys": '{"a":' * 120 + "0" + "}" * 120, "@half": '{"\\ud800": 1}', "@4MB": f'"{"ab " * 2**18}"'}  # fmt: skip
 

@@ -1,6 +1,5 @@
 """Requests of clients: fields and messages that are not read are refused by name, and no message is dropped in silence."""
 
-import json
 from contextlib import nullcontext
 
 import pytest
@@ -9,41 +8,39 @@ from support.tokenizers_by_kind import build_tokenizer
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.server.assembly import read_policies
+from hf_lossy_assist.server.bodies import ChatBody, read_body
 from hf_lossy_assist.server.fields import RequestError, RequestLimits, find_longest
-from hf_lossy_assist.server.messages import read_end, read_turn, render_chat
+from hf_lossy_assist.server.messages import make_turn, read_end, render_chat
 from hf_lossy_assist.server.requests import read_request
+
+
+CALL = {"id": "1", "function": {"name": "f", "arguments": "{}"}}
+
+
+def turns_of(*messages):
+    return [make_turn(message) for message in read_body(ChatBody, {"messages": [*messages]}).messages]
 
 
 def test_a_message_of_texts_alone():
     parts = [{"type": "text", "text": "one "}, {"text": "two"}]
     message = {"role": "user", "content": parts, "name": None, "tool_calls": []}
-    assert read_turn(message) == {"role": "user", "content": "one two"}
-    assert read_turn(message | {"name": "Ann"}) == {
-        "role": "user",
-        "content": "one two",
-        "name": "Ann",
-    }  # the template's
+    turn = {"role": "user", "content": "one two"}
+    assert turns_of(message, message | {"name": "Ann"}) == [turn, turn | {"name": "Ann"}]  # the template's
 
 
 @pytest.mark.parametrize(
     ("message", "says"),
     [
-        ({"role": "user", "content": "a", "name": 5}, "expected a text as name"),
-        ({"role": "assistant", "content": "a", "refusal": "no"}, "'refusal' of a message is not read here"),
-        (
-            {"role": "assistant", "content": "a", "tool_calls": [{"id": "1"}]},
-            "tool_calls: expected objects with id and function",
-        ),
-        ({"role": "user", "content": "a", "tool_calls": [{"id": "1"}]}, "'tool_calls' of a message"),
+        ({"role": "assistant", "content": "a", "refusal": "no"}, "'refusal' of a message"),
+        ({"role": "user", "content": "a", "tool_calls": [CALL]}, "'tool_calls' of a message"),
         ({"role": "user", "content": "a", "tool_call_id": "1"}, "'tool_call_id' of a message"),
-        ({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}, "text": "a"}]}, "text alone"),
+        ({"role": "tool", "content": "a"}, "needs the tool_call_id"),
         ({"role": "user", "content": None}, "expected a text"),
-        ({"content": "a"}, "expected objects with role and content"),
     ],
 )
 def test_what_is_not_read_of_a_message_is_refused(message, says):
     with pytest.raises(RequestError, match=says) as refused:
-        read_turn(message)
+        turns_of(message)
     assert "\n" not in str(refused.value)
 
 
@@ -70,19 +67,12 @@ def calling(arguments):
     return {"messages": [{"role": "assistant", "content": "", "tool_calls": [call]}]}
 
 
-def nested(levels):
-    return json.loads("[" * levels + "]" * levels)
-
-
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        ({"messages": [USER | {"x": nested(600)}]}, "messages: more than 100 levels"),
-        ({"metadata": nested(200)}, "metadata: more than 100 levels"),
-        ({"user": {"\ud800": 1}}, "user: it holds half"), ({"\ud800": 1}, "the body: it holds half"),
-        (calling('{"a": "\\ud800"}'), "messages: tool_calls: arguments: it holds half"),
-        (calling('{"a": ' + "[" * 600 + "]" * 600 + "}"), "messages: tool_calls: arguments: more than 100 levels"),
-        ({"chat_template_kwargs": {"style": "\udfff"}}, "chat_template_kwargs: it holds half"),
+        (calling('{"a": "\\ud800"}'), r"arguments: Invalid JSON: unexpected end of hex escape"),
+        (calling('{"a": ' + "[" * 600 + "]" * 600 + "}"), "arguments: Invalid JSON: recursion limit exceeded"),
+        (calling("["), "arguments: Invalid JSON"), (calling("[]"), "arguments: Input should be a valid dictionary"),
         ({"chat_template_kwargs": {"style": "a" * 2**16}}, "chat_template_kwargs: 65549 characters in 1 messages are more than 65536"),
         ({"chat_template_kwargs": {"style": "a" * 2**15}, "messages": [USER] * 600}, "chat_template_kwargs: 32781 characters in 600 messages"),
         ({"chat_template_kwargs": {"style": "a" * 2**14}}, "messages: 16385 characters are more than 256 tokens"),
@@ -162,8 +152,8 @@ STRICT = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }
 def prompt(template, *turns):
     tokenizer = small.tokenizer()
     tokenizer.chat_template = template
-    messages = [{"role": role, "content": content} for role, content in turns]
-    return render_chat(messages, tokenizer, read_end({}, messages))
+    body = read_body(ChatBody, {"messages": [{"role": role, "content": content} for role, content in turns]})
+    return render_chat([make_turn(message) for message in body.messages], tokenizer, read_end(body))
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,9 @@ from support.scripted import scripted, write_script
 from support.serving import serving
 from support.tokenizers_by_kind import build_tokenizer
 
+from hf_lossy_assist.server.bodies import ChatBody, read_body
 from hf_lossy_assist.server.fields import RequestError
-from hf_lossy_assist.server.messages import read_end, read_turn, render_chat
+from hf_lossy_assist.server.messages import make_turn, read_end, render_chat
 from hf_lossy_assist.server.tool_calls import CallForm, CallReader, find_form
 
 
@@ -125,12 +126,16 @@ class Written:
             "max_tokens": 200,
             "tools": [WEATHER, CLOCK],
         } | more
-        turns = [read_turn(turn) for turn in body["messages"]]
         tools = None if body.get("tool_choice") == "none" else show(body["tools"])
-        prompt = render_chat(turns, self.tokenizer, read_end({}, turns), tools=tools)
+        prompt = render(self.tokenizer, body["messages"], tools=tools)
         write_script(self.running.worker.target, self.tokenizer, self.tokenizer(prompt + text)["input_ids"])
         answer = self.running.client().chat.completions.create(**body, stream=stream)
         return joined(answer) if stream else read_choice(answer)
+
+
+def render(tokenizer, messages, tools=None, **more):
+    chat = read_body(ChatBody, {"messages": messages} | more)
+    return render_chat([make_turn(message) for message in chat.messages], tokenizer, read_end(chat), tools=tools)
 
 
 def show(tools):
@@ -205,16 +210,16 @@ def test_a_conversation_with_calls_and_answers():
     """The template is given what it is made for; what it leaves out is refused."""
     call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
     turns = [TURN, {"role": "assistant", "content": None, "tool_calls": [call], "refusal": None}]
-    turns = [read_turn(turn) for turn in [*turns, {"role": "tool", "tool_call_id": "c1", "content": "cold"}]]
-    text = render_chat(turns, make_tokenizer(), read_end({}, turns))
+    turns.append({"role": "tool", "tool_call_id": "c1", "content": "cold"})
+    text = render(make_tokenizer(), turns)
     assert '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>' in text
     assert text.endswith("user:<tool_response>cold</tool_response>\nassistant:")
     deaf = TEMPLATE.replace("{% for call in m.tool_calls or [] %}", "{% for call in [] %}")
     with pytest.raises(RequestError, match="leaves out a call of a tool"):
-        render_chat(turns[:2], make_tokenizer(deaf), read_end({"add_generation_prompt": True}, turns[:2]))
+        render(make_tokenizer(deaf), turns[:2], add_generation_prompt=True)
     tools = show([WEATHER, CLOCK])
     with pytest.raises(RequestError, match="tools: the chat template does not show them all"):
-        render_chat([TURN], make_tokenizer(TEMPLATE.replace("in tools %}", "in tools[:1] %}")), {}, tools=tools)
+        render(make_tokenizer(TEMPLATE.replace("in tools %}", "in tools[:1] %}")), [TURN], tools)
 
 
 def function(**more):
@@ -224,18 +229,13 @@ def function(**more):
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        ({"tools": "f"}, "tools: expected a list"), ({"tools": [CLOCK] * 129}, "tools: expected a list of up to 128"), ({"tools": [CLOCK] * 2}, "tools: two functions have one name"),
-        ({"tools": [{"type": "custom", "custom": {"name": "a"}}]}, 'tools: expected objects with type "function"'), (function(x=1), "tools: function: expected an object with"),
-        (function(name="a b"), "tools: expected a name"), (function(description=5), "tools: f: expected a text as description"), (function(strict="yes"), "tools: f: strict: expected true"),
-        (function(parameters={"type": "array"}), "tools: f: parameters: expected a JSON schema"), (function(parameters={"not": {}}), 'tools: f: parameters: "not" is not held'),
-        (function(parameters={"properties": {"a": {"const": "x" * 2**17}}}), "tools: f: parameters: it has"), (function(parameters={"properties": {"a": {"type": "strin"}}}), "tools: it is no schema"),
-        ({"tools": None, "tool_choice": "required"}, "tool_choice: required needs tools"), ({"tool_choice": "any"}, "tool_choice: expected none, auto"),
-        ({"tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice: 'g' is none of the tools"), ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice: expected none"),
-        ({"parallel_tool_calls": 1}, "parallel_tool_calls: expected true or false"), ({"logprobs": True}, "logprobs: they are not given beside tools"),
-        ({"messages": [TURN, {"role": "assistant", "content": "a"}]}, "tools: it is of whole messages"),
-        ({"messages": [TURN, {"role": "tool", "content": "a", "tool_call_id": "c9"}]}, "messages: no message before has a call of id 'c9'"),
-        ({"messages": [TURN, {"role": "tool", "content": "a"}]}, "messages: expected a text as tool_call_id"),
-        ({"messages": [{"role": "assistant", "tool_calls": [{"id": "a", "type": "function", "function": {"name": "f", "arguments": "{"}}]}, TURN]}, "messages: tool_calls: expected a name, and"),
+        ({"tools": [CLOCK] * 129}, "tools: List should have at most 128"), ({"tools": [CLOCK] * 2}, "tools: two functions have one name"),
+        ({"tools": [{"type": "custom", "custom": {"name": "a"}}]}, "tools.0.type: Input should be 'function'"), (function(x=1), "tools.0.function.x: Extra inputs are not permitted"),
+        (function(name="a b"), "tools.0.function.name: String should match"), (function(parameters={"type": "array"}), "tools: f: parameters: expected a JSON schema"),
+        (function(parameters={"not": {}}), 'tools: f: parameters: "not" is not held'), (function(parameters={"properties": {"a": {"const": "x" * 2**17}}}), "tools: f: parameters: it has"),
+        (function(parameters={"properties": {"a": {"type": "strin"}}}), "tools: it is no schema"), ({"tools": None, "tool_choice": "required"}, "tool_choice: required needs tools"),
+        ({"tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice: 'g' is none of the tools"), ({"logprobs": True}, "logprobs: not supported with tools"),
+        ({"messages": [TURN, {"role": "assistant", "content": "a"}]}, "tools: not supported while the last message is continued"),
     ],
 )  # fmt: skip
 def test_what_is_refused_by_name(served, more, says):
@@ -252,7 +252,7 @@ def test_a_template_without_calls_is_refused_unless_none_is_wanted(served, monke
     with pytest.raises(openai.BadRequestError, match="tools: this model's chat template has none that can be read"):
         create(**body, tools=[WEATHER])
     assert create(**body, tools=[WEATHER], tool_choice="none").choices[0].message.tool_calls is None
-    with pytest.raises(openai.BadRequestError, match="tools: they are of chats"):
+    with pytest.raises(openai.BadRequestError, match="tools are only supported by"):
         served.client().completions.create(model="demo", prompt="is", extra_body={"tools": [WEATHER]})
 
 

@@ -1,0 +1,183 @@
+"""Bodies of requests: the supported fields with their types and bounds, as pydantic models."""
+
+from collections.abc import Mapping
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import BaseModel, Field, Json, ValidationError
+
+from ..validation import MOST, one_line, shown
+from .fields import IGNORED, NEUTRAL, RequestError
+
+
+MOST_ALTERNATIVES = 20  # tokens per position whose probabilities are returned: OpenAI's limit
+MOST_TOOLS = 128
+MOST_ERRORS = 100  # whose values are looked at
+FIRST_ERROR = Field(fail_fast=True)  # so that a long list has one error
+
+Count = Annotated[int, Field(ge=1, le=MOST)]
+Tokens = Annotated[list[Annotated[int, Field(ge=0)]], FIRST_ERROR]
+Stop = Annotated[str, Field(min_length=1, max_length=200)]
+
+
+class RequestObject(BaseModel, strict=True, extra="forbid"):
+    """An object of a body: no other fields, and no conversion of types."""
+
+
+class TextPart(RequestObject, extra="ignore"):
+    """A part of a message."""
+
+    type: Literal["text"] = "text"
+    text: str
+
+
+Content = str | Annotated[list[TextPart], FIRST_ERROR]
+
+
+class Prediction(RequestObject):
+    """A text that the answer will copy: a hint about speed."""
+
+    type: Literal["content"]
+    content: Content
+
+
+class FunctionCall(RequestObject, extra="ignore"):
+    """A call of a function in an earlier message."""
+
+    name: str
+    arguments: Json[dict[str, object]]
+
+
+class ToolCall(RequestObject, extra="ignore"):
+    """A tool call in an earlier message."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class Message(RequestObject, extra="allow"):
+    """A message of a chat."""
+
+    role: str
+    content: Content | None = None
+    name: str | None = None
+    tool_calls: Annotated[list[ToolCall], FIRST_ERROR] | None = None
+    tool_call_id: str | None = None
+
+
+class Function(RequestObject):
+    """A function that may be called; its arguments follow the schema, strict or not."""
+
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]  # as in OpenAI's API
+    description: str | None = None
+    parameters: dict[str, object] | None = None
+    strict: bool | None = None
+
+
+class Tool(RequestObject):
+    """A function as an entry of `tools`."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class SchemaSource(RequestObject):
+    """A JSON schema with its name; texts follow it, strict or not."""
+
+    name: str | None = None
+    description: str | None = None
+    source: Annotated[dict[str, object], Field(alias="schema")]
+    strict: bool | None = None
+
+
+class Format(RequestObject):
+    """The form of an answer."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: SchemaSource | None = None
+
+
+class Body(RequestObject, extra="allow"):
+    """Fields of both kinds of requests. Null is as if the field were left out."""
+
+    model: str | None = None
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(ge=1e-6, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=MOST)] | None = None  # -1 is vLLM's "all"
+    seed: Annotated[int, Field(ge=-1, lt=2**63)] | None = None  # -1 means no seed in SGLang and llama.cpp
+    stop: Stop | Annotated[list[Stop], Field(max_length=16, fail_fast=True)] | None = None
+    stream: bool | None = None
+    stream_options: dict[Literal["include_usage", "include_obfuscation"], bool | None] | None = None
+    lossy_policy: str | None = None
+    n: Count | None = None
+    best_of: Count | None = None
+    response_format: Format | None = None
+    tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS, fail_fast=True)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | Tool | None = None
+    parallel_tool_calls: bool | None = None
+    prediction: Prediction | None = None
+
+
+class ChatBody(Body):
+    """The body of a request to /v1/chat/completions."""
+
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MOST_ALTERNATIVES)] | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, object] | Annotated[list[object], Field(max_length=0)] | None = None
+
+
+class CompletionBody(Body):
+    """The body of a request to /v1/completions."""
+
+    prompt: str | Tokens | Annotated[list[str | Tokens], FIRST_ERROR]
+    logprobs: Annotated[int, Field(ge=0, le=MOST_ALTERNATIVES)] | Literal[False] | None = None
+    top_logprobs: Literal[0] | None = None  # of chats
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts, each a text or token ids."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        several = [prompt for prompt in self.prompt if not isinstance(prompt, int)]
+        return several or [[token for token in self.prompt if isinstance(token, int)]]
+
+
+SUPPORTED = frozenset(ChatBody.model_fields) | frozenset(CompletionBody.model_fields)
+AnyBody = TypeVar("AnyBody", bound=Body)
+
+
+def read_body(kind: type[AnyBody], value: object) -> AnyBody:
+    """Return a body of this kind. Raises: `RequestError`, one line, if a field is unknown, unsupported or has a wrong value."""
+    try:
+        body = kind.model_validate(value)
+    except ValidationError as error:
+        raise RequestError(_find_error(error)) from None
+    check_others(body.model_extra or {})
+    return body
+
+
+def check_others(fields: Mapping[str, object]) -> None:
+    """Refuse fields that are unknown, and values that are not supported. Raises: `RequestError`, one line."""
+    for name, value in fields.items():
+        neutral = NEUTRAL.get(name, ())
+        if name in IGNORED or (value is None and name in {*NEUTRAL, *SUPPORTED}):
+            continue
+        if not any(isinstance(value, bool) == isinstance(other, bool) and value == other for other in neutral):
+            if name not in NEUTRAL:
+                raise RequestError(f"{shown(name)} is no parameter of this address: leave it out")
+            served = " or ".join(map(repr, neutral)) or "null"
+            raise RequestError(f"{name}: only {served} is served here, got {shown(value)}")
+
+
+def _find_error(error: ValidationError) -> str:
+    """Return the innermost of the errors in one line: of a union's types it is that of the likeliest."""
+    if error.error_count() > MOST_ERRORS:
+        return f"the body has {error.error_count()} errors"
+    worst = max(error.errors(include_url=False), key=lambda one: len(one["loc"]))
+    path = ".".join(map(str, worst["loc"])) or "the body"
+    return f"{one_line(path)}: {one_line(worst['msg'])}, got {shown(worst['input'])}"

@@ -42,11 +42,11 @@ def test_along_a_text(target, places):
 def test_choices_along_responses_that_change(target, places):
     """As the search asks: of a response, and of others that go on otherwise."""
     drafter, prompt = eagle.drafter(target), small.one(5)["input_ids"][0].tolist()
-    choices = StatesPredictions(drafter, target, prompt, 64, Sampler([], None), places)
+    choices = StatesPredictions(drafter, target, prompt, 64, Sampler([]), places)
     one, other = ([int(token) for token in torch.randint(4, 97, (9,), generator=torch.Generator().manual_seed(seed))] for seed in (1, 2))  # fmt: skip
     for response, start in ((one, 0), ([*one[:4], *other], 5), (one[:3], 2), (one, 9)):
         text, first = torch.tensor(prompt + response), len(prompt) + start
         want = expected_along(target, drafter.network, text, first, places).argmax(dim=-1).tolist() if start < len(response) else []  # fmt: skip
         assert choices(response, start) == want
-    short = StatesPredictions(drafter, target, prompt[:1], 64, Sampler([], None), places)
+    short = StatesPredictions(drafter, target, prompt[:1], 64, Sampler([]), places)
     assert short(one, 0)[0] == one[0] and len(short(one, 0)) == len(one)

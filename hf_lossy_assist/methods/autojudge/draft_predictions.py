@@ -56,7 +56,7 @@ class DraftPredictions:
             missing = self.vocabulary - logits.shape[-1]
             logits = torch.nn.functional.pad(logits, (0, missing), value=float("-inf")) if missing else logits
             ends = range(place + len(piece) - logits.shape[0], place + len(piece))
-            out += self.sampler([text[: end + 1] for end in ends], logits, "draft")
+            out += self.sampler([text[: end + 1] for end in ends], logits)
         self.cached, self.latest[:] = text[:-1], [self]
         return out
 
@@ -105,7 +105,7 @@ class StatesPredictions:
         logits = self.drafter.logits_along(
             self.target, torch.tensor(text[:-1]), states, len(text) - first, self.places
         )
-        return unpredicted + self.sampler([text[:end] for end in range(first, len(text))], logits.float(), "draft")
+        return unpredicted + self.sampler([text[:end] for end in range(first, len(text))], logits.float())
 
     def _read(self, text: list[int]) -> torch.Tensor:
         """Return the target's states of `text`; only what differs from the previous text is read."""

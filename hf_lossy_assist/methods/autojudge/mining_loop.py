@@ -3,11 +3,12 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import ClassVar
 
-from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...drafters.hidden_state import DraftModel, HiddenStateDrafter, refuse_models
 from ...models.facts import facts_of
@@ -19,9 +20,9 @@ from ...text.detokenizer import continuation, special_in
 from ...training.jobs import SamplingSettings, check_places
 from ...validation import LONGEST_DRAFT, MOST_FACTOR, MOST_NEW_TOKENS, check_flag, check_int, check_number
 from .draft_predictions import DraftPredictions, Predict, StatesPredictions
-from .generation_backend import Backend, LocalBackend, Sampler, ServerBackend, prepare_decoding
+from .generation_backend import Backend, Decoding, GumbelNoise, LocalBackend, Sampler, ServerBackend, prepare_decoding
 from .prefixes import why_not_searched
-from .search import Continue, Limits, Mined, Search, Work, search
+from .search import Limits, Mined, Search, Work, search
 
 
 TAIL = 128  # tokens in which the text that ends a response is searched
@@ -59,8 +60,8 @@ def prepare_inputs(
     tokenizer: PreTrainedTokenizerBase,
     texts: Sequence[str],
     settings: MineSettings,
-) -> tuple[list[list[int]], LogitsProcessorList, set[int]]:
-    """Return the prompts' tokens, and the processors and end tokens for decoding; refuse inputs that cannot be mined."""
+) -> tuple[list[list[int]], Decoding]:
+    """Return the prompts' tokens and how to decode; refuse inputs that cannot be mined."""
     if served(target) and settings.do_sample:
         raise ValueError("a target behind a server is mined greedily: its random numbers are its own")
     prompts = [tokenizer(text)["input_ids"] for text in texts]
@@ -95,8 +96,8 @@ def prepare_inputs(
                     f"the longest prompt has {longest} tokens, which with max_new_tokens={settings.max_new_tokens} is more than the "
                     f"{most} {what}: choose fewer new tokens or shorter prompts"
                 )
-    config = GenerationConfig(max_new_tokens=settings.max_new_tokens, pad_token_id=0, **settings.decoding())
-    return prompts, *prepare_decoding(draft if served(target) else target, config)
+    model = draft if served(target) else target
+    return prompts, prepare_decoding(model, settings.max_new_tokens, settings.decoding())
 
 
 def _refuse_drafter(target: PreTrainedModel, draft: HiddenStateDrafter) -> None:
@@ -118,7 +119,8 @@ def mine_problems(
 ) -> Iterator[Mined]:  # fmt: skip
     """Run Algorithm 1 on every problem, `batch_size` of them in flight; yield each when it is finished, in any order.
 
-    At each step every problem in flight has one continuation running, or waits for one answer; a finished problem makes room for the next at once.
+    At each step every problem in flight has one continuation running, or waits for one answer; a finished problem makes
+    room for the next at once.
 
     Args:
         numbers: the problems' numbers in the results. tell: called with a problem's number and the share of it that is done.
@@ -127,14 +129,14 @@ def mine_problems(
         return
     texts = [wrap(p.prompt) for p in problems]
     numbers = range(len(problems)) if numbers is None else numbers
-    prompts, processors, ends = prepare_inputs(target, draft, tokenizer, texts, settings)
-    sampler = Sampler(processors, settings.seed if settings.do_sample else None)
+    prompts, decoding = prepare_inputs(target, draft, tokenizer, texts, settings)
+    noise = GumbelNoise(settings.seed, decoding.warpers) if settings.do_sample else None
+    sampler = Sampler(decoding.processors, noise)
     vocabulary = vocabulary_of(draft if served(target) else target)
-    limit, over = max(map(len, prompts)) + settings.max_new_tokens, make_end_test(tokenizer, ends, task)
-    places = min(batch_size, len(problems))
+    limit, over = max(map(len, prompts)) + settings.max_new_tokens, make_end_test(tokenizer, decoding.ends, task)
     latest: list[DraftPredictions] = []
 
-    def begin(i: int) -> Search:
+    def begin(i: int) -> tuple[Mined, Search]:
         predict: Predict
         if isinstance(draft, HiddenStateDrafter):
             predict = StatesPredictions(draft, target, prompts[i], limit, sampler, settings.places)
@@ -145,9 +147,9 @@ def mine_problems(
         def extract(response: list[int]) -> str | None:
             return task.extract(problems[i], continuation(tokenizer, prompts[i], response))
 
-        return search(
-            Mined(numbers[i], texts[i], prompts[i], [], [], None),
-            predict, over, extract, partial(task.same, problems[i]),
+        mined = Mined(numbers[i], texts[i], prompts[i], [], [], None)
+        return mined, search(
+            mined, predict, over, extract, partial(task.same, problems[i]),
             Limits(settings.max_new_tokens, settings.max_mismatches,
                    lambda: seconds is not None and time.monotonic() - began > seconds, partial(tell, numbers[i])),
             against_running=task.against_running, naive=settings.naive,
@@ -157,82 +159,57 @@ def mine_problems(
     try:
         backend: Backend
         if served(target):
-            backend = ServerBackend(target, tokenizer, sorted(ends), over, pool)
+            backend = ServerBackend(target, tokenizer, sorted(decoding.ends), over, pool)
         else:
-            backend = LocalBackend(target, places, limit, sampler, over)
-        loop = _MiningLoop(places, backend, pool if task.slow else None, settings.max_new_tokens)
-        yield from loop.run(prompts, begin)
+            backend = LocalBackend(target, draft, min(batch_size, len(problems)), limit, over, noise)
+        loop = _MiningLoop(backend, pool if task.slow else None, settings.max_new_tokens)
+        yield from loop.run(map(begin, range(len(problems))), batch_size)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-@dataclass(eq=False)
-class _SearchPlace:
-    search: Search | None = None  # None: free
-    prompt: list[int] = field(default_factory=list)
-    costs: list[int] = field(default_factory=lambda: [0, 0, 0])  # continuations, tokens, retokenised
-
-
 class _MiningLoop:
-    """Schedules the problems in flight, each in a place; resumes a search when its requested value is there."""
+    """Runs several searches at a time; resumes each when the value that it requested is there."""
 
-    def __init__(self, places: int, backend: Backend, pool: ThreadPoolExecutor | None, max_new_tokens: int):
+    def __init__(self, backend: Backend, pool: ThreadPoolExecutor | None, max_new_tokens: int):
         self.backend, self.pool, self.max_new_tokens = backend, pool, max_new_tokens
-        self.places = [_SearchPlace() for _ in range(places)]
-        self.pending: dict[Future, _SearchPlace] = {}
+        self.running: dict[int, tuple[Mined, Search]] = {}
+        self.pending: dict[Future, int] = {}
 
-    def run(self, prompts: Sequence[list[int]], begin: Callable[[int], Search]) -> Iterator[Mined]:
-        """Run a search for each of the prompts."""
-        waiting, left = iter(range(len(prompts))), len(prompts)
-        while left:
-            for number, place in enumerate(self.places):
-                while place.search is None and (i := next(waiting, None)) is not None:
-                    place.search, place.prompt, place.costs = begin(i), prompts[i], [0, 0, 0]
-                    for mined in self._advance(number, None):
-                        left -= 1
-                        yield mined
-            for mined in self._step():
-                left -= 1
-                yield mined
-            used = [number for number, place in enumerate(self.places) if place.search is not None]
-            if left == len(used) and 0 < 2 * left <= len(self.places):  # no problem is left for the free places
-                self.backend.narrow(used)
-                self.places = [self.places[number] for number in used]
+    def run(self, searches: Iterator[tuple[Mined, Search]], most: int) -> Iterator[Mined]:
+        """Run `searches`, up to `most` at a time; yield the result of each when it ends."""
+        while True:
+            for mined, steps in islice(searches, most - len(self.running)):
+                self.running[mined.problem] = mined, steps
+                yield from self._advance(mined.problem, None)
+            if not self.running:
+                return
+            if self.backend.busy:
+                for number, tokens, retokenised in self.backend.step():
+                    mined, _ = self.running[number]
+                    mined.continuations += 1
+                    mined.new_tokens += len(tokens)
+                    mined.retokenised += retokenised
+                    yield from self._advance(number, tokens)
+            elif self.pending:
+                wait(self.pending, return_when=FIRST_COMPLETED)
+            for future in [future for future in self.pending if future.done()]:
+                yield from self._advance(self.pending.pop(future), future.result())
 
     def _advance(self, number: int, value: object) -> Iterator[Mined]:
         """Send a search the value that it requested; yield its result if it ends."""
-        place = self.places[number]
-        assert place.search is not None
+        mined, steps = self.running[number]
         try:
-            while True:
-                request = place.search.send(value)
-                if isinstance(request, Continue):
-                    budget = self.max_new_tokens - len(request.prefix)
-                    self.backend.start(number, place.prompt, request.prefix, budget)
-                    return
-                assert isinstance(request, Work)
+            while isinstance(request := steps.send(value), Work):
                 if self.pool is not None:
-                    self.pending[self.pool.submit(request.run)] = place
+                    self.pending[self.pool.submit(request.run)] = number
                     return
                 value = request.run()
-        except StopIteration as stop:
-            place.search = None
-            self.backend.forget(number)
-            mined: Mined = stop.value
-            mined.continuations, mined.new_tokens, mined.retokenised = place.costs
+            budget = self.max_new_tokens - len(request.prefix)
+            self.backend.start(number, mined.prompt_ids, request.prefix, budget)
+        except StopIteration:
+            del self.running[number]
             yield mined
-
-    def _step(self) -> Iterator[Mined]:
-        """Advance everything that is running by one step."""
-        if self.backend.busy:
-            for number, continuation_, respelt in self.backend.step():
-                costs = self.places[number].costs
-                costs[:] = costs[0] + 1, costs[1] + len(continuation_), costs[2] + int(respelt)
-                yield from self._advance(number, continuation_)
-        elif self.pending:
-            wait(self.pending, return_when=FIRST_COMPLETED)
-        for future in [f for f in self.pending if f.done()]:
-            yield from self._advance(self.places.index(self.pending.pop(future)), future.result())
 
 
 def make_end_test(

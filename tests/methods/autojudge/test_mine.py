@@ -34,7 +34,7 @@ from support.refusals import refused
 from transformers import LogitsProcessorList, RwkvConfig, RwkvForCausalLM, TemperatureLogitsWarper
 
 from hf_lossy_assist.methods.autojudge.dataset import RECORD
-from hf_lossy_assist.methods.autojudge.generation_backend import Sampler
+from hf_lossy_assist.methods.autojudge.generation_backend import GumbelNoise, Sampler
 from hf_lossy_assist.methods.autojudge.mine import mine
 from hf_lossy_assist.methods.autojudge.mining_loop import MineSettings
 from hf_lossy_assist.methods.autojudge.search import Mined
@@ -91,7 +91,7 @@ def assert_replays(one: Mined, choice: Sampler) -> None:
 @pytest.mark.nightly
 def test_the_response_replays():
     for one in local():
-        assert_replays(one, Sampler(LogitsProcessorList(), None))
+        assert_replays(one, Sampler(LogitsProcessorList()))
     labels = [mismatch.important for one in local() for mismatch in one.mismatches]
     assert True in labels and False in labels and len(labels) > 20
 
@@ -122,7 +122,7 @@ def test_sampling_by_gumbel_max():
     assert len({str(one.mismatches) for one in (together[0], other, local()[0])}) == 3
     for one in together:
         assert one.mismatches
-        assert_replays(one, Sampler(LogitsProcessorList([TemperatureLogitsWarper(1.3)]), 1))
+        assert_replays(one, Sampler(LogitsProcessorList([TemperatureLogitsWarper(1.3)]), GumbelNoise(1)))
 
 
 @pytest.mark.full
@@ -244,12 +244,12 @@ def test_logits_of_which_no_choice_can_be_made(tmp_path, broken, value, do_sampl
         models[broken].lm_head.weight[5] = value
     task, settings = Last("w1 w2"), MineSettings(8, do_sample=do_sample)
     given = models["target"], models["draft"], small.tokenizer(), task, task.problems(), tmp_path / "data", settings
-    refused(lambda: mine(*given), f"the {broken} model gave NaN or infinite logits after 2 tokens")
+    refused(lambda: mine(*given), f"the {broken} model gave NaN or infinite logits in prompt 0, after 0 new tokens")
 
 
 def test_a_temperature_that_leaves_no_finite_logits(tmp_path):
     settings = MineSettings(8, do_sample=True, temperature=1e-300)
-    says = "the target model gave NaN or infinite logits.*temperature"
+    says = "no token is left, or scores are NaN or infinite, in prompt 0, after 0 new tokens"
     refused(lambda: mine_small(tmp_path / "data", Last("w1 w2"), settings), says)
 
 

@@ -78,7 +78,7 @@ HYBRIDS = ["qwen3_5_text", "falcon_h1", "nemotron_h", "lfm2"]
 @pytest.mark.nightly(every=3)
 @pytest.mark.parametrize("name", ["demo", "llama", "qwen2", "gpt2", "gemma2", *HYBRIDS])
 def test_continuations_are_those_of_generate(name):
-    """Of texts with every relation to those before them, more than are written at a time."""
+    """More texts than are written at a time, with every relation to those before them."""
     model, rng = model_named(name), random.Random(name)
     words = lambda n: [rng.randrange(4, model.config.vocab_size) for _ in range(n)]  # noqa: E731
     jobs = []
@@ -89,7 +89,7 @@ def test_continuations_are_those_of_generate(name):
     found, _ = write(model, jobs)
     for (prompt, prefix, budget), new in zip(jobs, found, strict=True):
         assert new == alone(model, prompt + prefix, budget)
-    if name in ("llama", "qwen2", "gpt2"):
+    if name in ("qwen2", "gpt2"):
         assert any(len(new) < budget for (*_, budget), new in zip(jobs, found, strict=True)), "some end by themselves"
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from along_texts import AlongTexts, LongPair, long_run
 from baselines import MovingAverage  # registers the other baselines' names, too
 from flops import forward_flops
+from information import measure_information
 from regimes import Spec, make_model, make_models
 from target_texts import TargetText, read_texts
 from transformers import AutoConfig
@@ -197,26 +198,35 @@ def measure_profile(settings: dict[str, Any], place: Place, specs: dict[str, Spe
     """Measure SV's profile of a regime's models on this machine; `settings`: those of `ProfileSettings`, and the number of problems."""
     folder = place.folder("profiles", settings | {"models": specs})
     if not folder.exists():
-        more = {name: value for name, value in settings.items() if name not in ("problems", "seed")}
-        how = ProfileSettings(do_sample=True, **more)
-        seed = settings.get("seed", PROFILE_SEED)
-        texts = [problem.prompt for problem in load_problems(None, "calibration", seed, settings["problems"])]
+        texts, how, source = _profiled(settings)
         models, begun = place.models(specs), folder.with_name(folder.name + ".partial").exists()
         profile(
             models.target, models.draft, models.companion, models.tokenizer, texts, folder, how, resume=begun,
-            source=f"demo, calibration problems of seed {seed}",
+            source=source,
         )  # fmt: skip
     return hla.Profile.from_pretrained(folder)
 
 
+def _profiled(settings: dict[str, Any]) -> tuple[list[str], ProfileSettings, str]:
+    """Return the prompts of a profile, its settings, and where the prompts come from."""
+    more = {name: value for name, value in settings.items() if name not in ("problems", "seed")}
+    seed = settings.get("seed", PROFILE_SEED)
+    texts = [problem.prompt for problem in load_problems(None, "calibration", seed, settings["problems"])]
+    return texts, ProfileSettings(do_sample=True, **more), f"demo, calibration problems of seed {seed}"
+
+
 def _information(run: dict[str, Any], place: Place) -> Measured:
-    """Measure profiles on other problems in each repeat: how much S and A explain of a drafted token's acceptance."""
+    """Measure on other problems in each repeat how much S and A explain of a drafted token's acceptance."""
     shared = {name: run[name] for name in ("problems", "gamma", "new_tokens", "batch_size", "batches", "rounds")}
     found: dict[str, list[list[dict[str, Any]]]] = {}
     for name, (draft, companion) in _pairs(run):
         repeats = [shared | {"seed": run["seed"] + repeat} for repeat in range(run["repeats"])]
         specs = {"draft": draft, "companion": companion}
-        found[name] = [measure_profile(repeat, place, specs).metrics["information"] for repeat in repeats]
+        folders = [place.folder("information", repeat | {"models": specs}) for repeat in repeats]
+        found[name] = [
+            measure_information(place.models(specs), *_profiled(repeat)[:2], folder)
+            for repeat, folder in zip(repeats, folders, strict=True)
+        ]
     return Measured(information=found)
 
 

@@ -46,7 +46,7 @@ def profile_command(
 
       hf-lossy profile --model M --assistant D --companion C --prompts questions.jsonl --chat --batch-size 8,32 --out profile
     """
-    require("this command", "sklearn", "matplotlib", "jinja2")
+    require("this command", "sklearn", "jinja2")
     models.check(learns=True)
     if models.model is not None and companion is None:
         raise ValueError(f"--model needs --companion beside it: a path, Hub id, or {_options.INT8}")
@@ -80,33 +80,22 @@ def profile_command(
 
 
 def _show(profile: "artifacts.sv_profile.Profile", out: Path) -> None:
-    screen, metrics, latency = console(), profile.metrics, profile.latency
-    cells = table("cells of S × A", "H(X)", "H(X |\nS, A)", "information\ngain", "of S\nalone", "of A\nalone")
-    for row in metrics["information"]:
-        figures = [f"{row[key]:.3f}" for key in ("entropy", "conditional", "gain", "gain_s", "gain_a")]
-        cells.add_row(f"{row['resolution']} ({row['cells']})", *figures)
-    screen.print(cells)
-    show(f"bits, on {metrics['held_out']} held-out tokens; {metrics['acceptance']:.1%} are accepted\n")
+    metrics, latency = profile.metrics, profile.latency
+    show(f"{metrics['samples']} drafted tokens, of which strict acceptance takes {metrics['acceptance']:.1%}\n")
     rounds = table("rows", "a draft\nstep", "nothing\nverified", "all\nverified", "companion", "noise", "SV ×\nstrict")
     for i, batch in enumerate(latency.batches):
         seconds = (latency.step[i], latency.seconds[i][0], latency.seconds[i][-1], latency.companion[i])
         rounds.add_row(
             str(batch), *(f"{s * 1e3:.2f}" for s in seconds), f"{latency.noise[i]:.0%}", f"{profile.pays[i]:.2f}"
         )
-    screen.print(rounds)
+    console().print(rounds)
     show(
-        f"ms of a draft step, and of a round but its drafting, γ = {profile.gamma}; noise: half the spread of the middle half\n"
-        f"of the rounds; the last column is predicted ({profile.machine})\n"
+        f"ms of a draft step, and of a round but its drafting, γ = {profile.gamma}; noise: half the spread of the\n"
+        f"middle half of the rounds; the last column is predicted ({profile.machine})\n"
     )
-    found = methods.sv.baselines.compare_baselines(profile)
-    speeds_table = table(
-        "rows", "target\nalone", f"strict,\nγ = {profile.gamma}", "svip", "SV,\npredicted", "SV × the\nfastest"
+    used = [str(batch) for batch in latency.batches.tolist() if profile.worthwhile(batch)]
+    line = f"pays at {', '.join(used)} rows" if used else "does not pay, so it leaves its companion out and is strict"
+    show(
+        f"{out}: by this prediction SV {line}; measure it beside others: "
+        f"hf-lossy compare --policies strict,svip,sv:profile={out}"
     )
-    for row, speeds in zip(found, metrics[methods.sv.baselines.BASELINES], strict=True):
-        alone = (f"{speeds[name]:.0f}" for name in ("target", "strict", "svip"))
-        speeds_table.add_row(str(row.rows), *alone, f"{row.tokens_per_second:.0f}", f"{row.gain:.2f}")
-    screen.print(speeds_table)
-    show("tokens per second of all rows, on the same prompts\n")
-    used = any(profile.worthwhile(row.rows) for row in found)
-    unused = "" if used else "; the policy sv leaves its companion out here, and is strict"
-    show(f"{out}: {methods.sv.baselines.advise(found)}{unused}")

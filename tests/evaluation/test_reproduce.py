@@ -32,6 +32,7 @@ MODULES = (
     "target_texts",
     "along_texts",
     "flops",
+    "information",
     "medusa",
     "regimes",
     "demo_runs",

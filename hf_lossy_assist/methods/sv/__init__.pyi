@@ -1,5 +1,4 @@
 """Modules of this subpackage, imported on first use; read by `__init__.py` and by type checkers."""
 
-from . import baselines as baselines
 from . import profiled_runner as profiled_runner
 from . import profiling as profiling

@@ -1,9 +1,9 @@
-"""Build the table P̂(accept | S, A) from samples; measure on held-out prompts the information in S and A and the predicted speed of SV.
+"""Build the table P̂(accept | S, A) from samples; predict the speed of SV on held-out prompts.
 
 Kim et al., §7.4 and Definition D.8, huggingface.co/papers/2509.24328.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
@@ -13,9 +13,8 @@ from ...artifacts.profile_tables import Bins, Latency
 from ...filters.goodput import choose
 
 
-LEVELS = 10  # equal cells of X = min(1, p/q) for its entropy
-PRIOR = 8.0  # pseudo-samples of the row's mean in each cell, and of the overall distribution in each entropy
-SHAPES = (("5 × 5", 5, 5, False), ("10 × 10", 10, 10, False), ("20 × 20", 20, 20, False), ("adaptive", 16, 17, True))
+PRIOR = 8.0  # pseudo-samples of the row's mean in each cell
+CELLS = 16, 17  # of S, and of A in each cell of S
 HELD_OUT = 0.2  # of the prompts, for every figure in the report
 ROUNDS = 200  # replayed for a predicted speed
 
@@ -91,61 +90,8 @@ def build_table(samples: Samples, rows: int, columns: int, adaptive: bool) -> Bi
     return Bins(s_edges, a_edges, accept.clip(0.0, 1.0), by_s, counts)
 
 
-def measure_entropies(
-    fitted: Samples, held: Samples, shapes: Sequence[tuple[str, int, int, bool]]
-) -> list[dict[str, object]]:
-    """Measure H(X) and H(X | S, A) in bits at each resolution, on `held` with distributions estimated from `fitted`.
-
-    Both are cross-entropies on samples not used for the cells, so too fine cells lose. X is min(1, p/q) in
-    `LEVELS` equal cells. The gains of S alone and of A alone use the same number of cells.
-    """
-    out = []
-    nowhere = [np.zeros(len(part.x), dtype=np.int64) for part in (fitted, held)]
-    for name, rows, columns, adaptive in shapes:
-        even = np.linspace(0, 1, rows * columns + 1)[1:-1]
-        by_s, by_a = (
-            compute_quantiles(values, fitted.reached, rows * columns) if adaptive else even
-            for values in (fitted.s, fitted.a)
-        )
-        s_edges, a_edges = compute_edges(fitted, rows, columns, adaptive)
-        in_cells = [
-            np.ravel_multi_index(find_cells(s_edges, a_edges, part), (rows, columns)) for part in (fitted, held)
-        ]
-        known = {
-            "x": nowhere,
-            "x_sa": in_cells,
-            "x_s": [np.searchsorted(by_s, part.s, side="right") for part in (fitted, held)],
-            "x_a": [np.searchsorted(by_a, part.a, side="right") for part in (fitted, held)],
-        }
-        h = {key: compute_cross_entropy(fitted, held, seen, new, rows * columns) for key, (seen, new) in known.items()}
-        out.append(
-            {
-                "resolution": name,
-                "cells": rows * columns,
-                "entropy": h["x"],
-                "conditional": h["x_sa"],
-                "gain": h["x"] - h["x_sa"],
-                "gain_s": h["x"] - h["x_s"],
-                "gain_a": h["x"] - h["x_a"],
-            }
-        )
-    return out
-
-
-def compute_cross_entropy(
-    fitted: Samples, held: Samples, fitted_cells: np.ndarray, held_cells: np.ndarray, count: int
-) -> float:
-    """Return −E[log₂ P̂(X | cell)] of `held`; `PRIOR` pseudo-samples pull a cell towards the overall distribution."""
-    level = [np.minimum((part.x * LEVELS).astype(np.int64), LEVELS - 1) for part in (fitted, held)]
-    table = np.zeros((count, LEVELS))
-    np.add.at(table, (fitted_cells, level[0]), fitted.reached)
-    everywhere = (table.sum(axis=0) + 1.0) / (table.sum() + LEVELS)
-    table = (table + PRIOR * everywhere) / (table.sum(axis=1, keepdims=True) + PRIOR)
-    return float(-(held.reached * np.log2(table[held_cells, level[1]])).sum() / held.reached.sum())
-
-
 def split_samples(samples: Samples, seed: int) -> tuple[Samples, Samples, dict[str, object]]:
-    """Return samples for building a table, those of held-out prompts, and figures on the latter."""
+    """Return samples for building a table, those of held-out prompts, and figures."""
     numbers = np.unique(samples.text)
     held_out = np.random.default_rng(seed).permutation(numbers)[: max(1, round(HELD_OUT * len(numbers)))]
     mask = np.isin(samples.text, held_out)
@@ -155,7 +101,6 @@ def split_samples(samples: Samples, seed: int) -> tuple[Samples, Samples, dict[s
         "samples": len(samples.x),
         "held_out": len(held.x),
         "acceptance": float(np.average(samples.x, weights=samples.reached)),
-        "information": measure_entropies(fitted, held, SHAPES),
         "correlation": float(np.corrcoef(held.s, held.similarity)[0, 1]) if varied else None,  # Pearson's
     }
     return fitted, held, metrics

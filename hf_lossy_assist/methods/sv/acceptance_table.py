@@ -90,7 +90,7 @@ def build_table(samples: Samples, rows: int, columns: int, adaptive: bool) -> Bi
     return Bins(s_edges, a_edges, accept.clip(0.0, 1.0), by_s, counts)
 
 
-def split_samples(samples: Samples, seed: int) -> tuple[Samples, Samples, dict[str, object]]:
+def split_samples(samples: Samples, seed: int) -> tuple[Samples, Samples, dict[str, float | None]]:
     """Return samples for building a table, those of held-out prompts, and figures."""
     numbers = np.unique(samples.text)
     held_out = np.random.default_rng(seed).permutation(numbers)[: max(1, round(HELD_OUT * len(numbers)))]

@@ -3,20 +3,17 @@
 `Training` holds what differs for another drafter on the same data. From "EAGLE-3" (§3 and §4, huggingface.co/papers/2503.01840): step k has weight 0.8^k; the draft's vocabulary is the target's most frequent tokens.
 """
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import safetensors.torch
 import torch
-from accelerate import Accelerator
 from huggingface_hub import ModelCard
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback, TrainerState, TrainingArguments
 
 from ...artifacts.cards import README, drafter_card, write_card
-from ...artifacts.files import format_json, write_bytes, write_text
+from ...artifacts.files import format_json, write_text
 from ...artifacts.identity import ModelIdentity, versions, weights_hash
 from ...artifacts.json_io import JSONObject
 from ...drafters.base import Proposal
@@ -35,7 +32,6 @@ from .unrolled_loss import ChainStep, count_accepted, count_calls, unroll
 
 RECORD = "fit.json"
 DEFAULTS = DrafterFitSettings()
-MOMENTS = ("exp_avg", "exp_avg_sq")  # of the optimizer, for each weight
 FEWEST_TEXTS = 8
 SHOWN_EVERY = 20  # steps between two updates of the displayed loss
 DECAY = 0.8  # ratio of a step's weight to that of the step before it
@@ -65,56 +61,40 @@ EAGLE3 = Training("EAGLE-3", "2503.01840", make_network, unroll, Eagle3Drafter)
 
 
 class UnrolledLoss(torch.nn.Module):
-    """The network as a module whose forward is the loss, for processes that share a batch."""
+    """The network as a module whose forward is the loss, as Transformers' trainer takes it."""
 
-    def __init__(self, method: Training, network: HiddenStateNetwork, embedding: torch.nn.Module):
+    def __init__(self, method: Training, network: HiddenStateNetwork, embedding: torch.nn.Module, steps: int):
         super().__init__()
-        self.network, self.method = network, method
+        self.network, self.method, self.steps = network, method, steps
         self.embedding = [embedding]  # the target's; in a list, so that it is not trained
 
-    def forward(self, batch: TextBatch, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, batch: TextBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the sum of the weighted cross entropy over positions and steps, and the number of positions in the first step."""
-        found = list(self.method.unroll(self.network, self.embedding[0], batch, steps))
-        weighted = sum(DECAY**k * step.loss for k, step in enumerate(found))
-        assert isinstance(weighted, torch.Tensor)
-        return weighted, found[0].places
+        steps = list(self.method.unroll(self.network, self.embedding[0], batch, self.steps))
+        return torch.stack([DECAY**k * step.loss for k, step in enumerate(steps)]).sum(), steps[0].places
 
 
-class Checkpoints:
-    """Checkpoints of a training run in one folder, from which a killed run continues exactly; only the latest is kept.
+class DrafterTrainer(Trainer):
+    """Transformers' trainer with a loss per position of all processes' texts."""
 
-    Weights and the optimizer's moments are safetensors.
-    """
+    def compute_loss(self, model: torch.nn.Module, inputs: dict[str, TextBatch], **_: object) -> torch.Tensor:
+        loss, places = model(inputs["batch"])
+        everywhere = self.accelerator.reduce(places.float(), reduction="sum").clamp(min=1)
+        return loss * self.accelerator.num_processes / everywhere  # gradients are averaged over processes
 
-    def __init__(self, folder: Path):
-        self.folder = folder
 
-    def save(self, network: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
-        """Write the state after `step` steps."""
-        state = dict(network.named_parameters())
-        tensors = {f"weight.{name}": weight.detach().cpu().contiguous() for name, weight in state.items()}
-        for name, parameter in state.items():
-            for moment in MOMENTS:
-                tensors[f"{moment}.{name}"] = optimizer.state[parameter][moment].cpu().contiguous()
-        before = self._all()
-        write_bytes(self.folder / f"{step:05d}.safetensors", safetensors.torch.save(tensors))
-        for file in before:
-            file.unlink()
+class StepBar(TrainerCallback):
+    """Shows steps and loss in this package's bar."""
 
-    def load(self, network: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
-        """Restore the latest checkpoint. Returns: how many steps are done."""
-        for file in reversed(self._all()):
-            tensors, step = safetensors.torch.load_file(file), int(file.stem)
-            with torch.no_grad():
-                for name, parameter in network.named_parameters():
-                    parameter.copy_(tensors[f"weight.{name}"])
-                    moments = {moment: tensors[f"{moment}.{name}"].to(parameter.device) for moment in MOMENTS}
-                    optimizer.state[parameter] = {"step": torch.tensor(float(step)), **moments}
-            return step
-        return 0
+    def __init__(self, bar: Bar):
+        self.bar = bar
 
-    def _all(self) -> list[Path]:
-        return sorted(self.folder.glob("[0-9]*.safetensors"))
+    def on_step_end(self, args: object, state: TrainerState, control: object, **_: object) -> None:
+        self.bar.to(state.global_step)
+
+    def on_log(self, args: object, state: object, control: object, logs: dict[str, float], **_: object) -> None:
+        if "loss" in logs:
+            self.bar.say(f"training, loss {logs['loss']:.3f}")
 
 
 def fit_eagle3(
@@ -151,7 +131,6 @@ def fit_drafter(
     split = split_texts(len(texts), settings)
     _check_lengths(texts, split, settings)
     processes = Processes.started()
-    accelerator = Accelerator(cpu=target.device.type == "cpu")
     facts = {
         "settings": asdict(settings),
         "target": ModelIdentity.of(target).to_dict(),
@@ -178,8 +157,7 @@ def fit_drafter(
 
     found: list[DrafterReport] = []
     with RunFolder.opened(out, RECORD, facts, resume=resume, processes=processes) as run:
-        checkpoints = Checkpoints(run.part)
-        drafter = train(method, target, texts, split[0], settings, checkpoints, processes, accelerator)
+        drafter = train(method, target, texts, split[0], settings, run.part / "0-checkpoints", processes)
         processes.on_first(write)
     return drafter, found[0] if found else None
 
@@ -190,45 +168,49 @@ def train(
     texts: TextDataset,
     numbers: Sequence[int],
     settings: DrafterFitSettings,
-    checkpoints: Checkpoints,
+    checkpoints: Path,
     processes: Processes,
-    accelerator: Accelerator,
 ) -> Eagle3Drafter | DSparkDrafter:
-    """Train a drafter on the texts `numbers`; each process has a part of every batch, and all end with the same network."""
-    network = method.make_network(target, texts, settings).to(accelerator.device)
-    optimizer = torch.optim.AdamW(network.parameters(), lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
-    done = checkpoints.load(network, optimizer)
-    losses = UnrolledLoss(method, network, base_of(target).get_input_embeddings())
-    model, optimizer = accelerator.prepare(losses, optimizer)
-    size, per_epoch = settings.batch_size, -(-len(numbers) // settings.batch_size)
-    total = settings.epochs * per_epoch
-    with Bar(total, "training", "steps", quiet=not processes.first) as bar:
-        bar.skip(done)
-        for step in range(done, total):
-            epoch, place = divmod(step, per_epoch)
-            generator = torch.Generator().manual_seed(settings.seed * 100_003 + epoch)
-            order = torch.randperm(len(numbers), generator=generator)
-            chosen = [numbers[i] for i in order[place * size : (place + 1) * size].tolist()]
-            shared = processes.share(chosen)
-            # Every process must run the same number of forwards.
-            loss, places = model(texts.batch(shared or chosen[:1], settings.longest), settings.steps)
-            if not shared:
-                loss, places = loss * 0, places * 0
-            everywhere = accelerator.reduce(places.float(), reduction="sum").clamp(min=1)
-            loss = loss * processes.count / everywhere  # gradients are averaged over processes
-            for group in optimizer.param_groups:
-                group["lr"] = settings.learning_rate * _schedule(step, total)
-            optimizer.zero_grad()
-            accelerator.backward(loss)
-            accelerator.clip_grad_norm_(network.parameters(), 0.5)
-            optimizer.step()
-            if step % SHOWN_EVERY == 0:
-                bar.say(f"training, loss {float(accelerator.reduce(loss.detach(), reduction='mean')):.3f}")
-            bar.to(step + 1)
-            if (step + 1) % settings.save_every == 0 and processes.first:
-                checkpoints.save(network, optimizer, step + 1)
+    """Train a drafter on the texts `numbers` from the last of the `checkpoints`; each process has a part of every batch."""
+    network = method.make_network(target, texts, settings)
+    arguments = TrainingArguments(
+        output_dir=str(checkpoints),
+        num_train_epochs=settings.epochs,
+        per_device_train_batch_size=-(-settings.batch_size // processes.count),
+        learning_rate=settings.learning_rate,
+        adam_beta2=0.95,
+        max_grad_norm=0.5,
+        lr_scheduler_type="cosine_with_min_lr",
+        lr_scheduler_kwargs={"min_lr_rate": 0.1},
+        warmup_steps=0.05,
+        seed=settings.seed,
+        save_steps=settings.save_every,
+        save_total_limit=1,
+        logging_steps=SHOWN_EVERY,
+        disable_tqdm=True,
+        report_to="none",
+        remove_unused_columns=False,
+        ddp_find_unused_parameters=False,
+        use_cpu=target.device.type == "cpu",
+    )
+    arguments._n_gpu = min(arguments.n_gpu, 1)  # the trainer would split batches over all that it sees
+    with Bar(
+        settings.epochs * -(-len(numbers) // settings.batch_size), "training", "steps", quiet=not processes.first
+    ) as bar:
+        trainer = DrafterTrainer(
+            UnrolledLoss(method, network, base_of(target).get_input_embeddings(), settings.steps),
+            arguments,
+            data_collator=lambda chosen: {"batch": texts.batch(chosen, settings.longest)},
+            train_dataset=numbers,
+            callbacks=[StepBar(bar)],
+        )
+        trainer.remove_callback(PrinterCallback)
+        # A checkpoint's state is written last, so one that was killed before is none.
+        whole = [file.parent for file in checkpoints.glob("*/trainer_state.json")]
+        last = max(whole, key=lambda folder: int(folder.name.rpartition("-")[2]), default=None)
+        trainer.train(resume_from_checkpoint=None if last is None else str(last))
     # Free the wrapped model before its process group: see examples/multi_gpu/train_head.py.
-    model, optimizer = accelerator.free_memory(model, optimizer)
+    trainer.accelerator.free_memory()
     return method.drafter(network.eval().requires_grad_(False), None, Proposal(settings.steps))
 
 
@@ -253,14 +235,6 @@ def _check_lengths(texts: TextDataset, split: tuple[list[int], list[int]], setti
                 f"longest={settings.longest}: none of the {len(numbers)} texts that {what} has a token of its answer among those; the shortest prompt "
                 f"has {shortest}"
             )
-
-
-def _schedule(step: int, total: int) -> float:
-    """Return the learning rate as a share of its maximum: linear warm-up in the first 5 % of steps, then cosine decay to a tenth."""
-    warm = max(1, total // 20)
-    if step < warm:
-        return (step + 1) / warm
-    return 0.1 + 0.45 * (1 + math.cos(math.pi * (step - warm) / max(1, total - warm)))
 
 
 @torch.no_grad()

@@ -182,16 +182,15 @@ def _refuse_empty(out: Path) -> None:
 def _summarize(out: Path) -> str:
     """Return a description of a dataset in a few lines."""
     facts = read_object(out / methods.autojudge.dataset.RECORD)
-    found, why = facts["found"], methods.autojudge.dataset.explain_unanswered(facts)
+    found = facts["found"]
     share = found["important"] / max(found["mismatches"], 1)
     lines = [
         f"{out}: {found['mismatches']} mismatches of {facts['problems']} problems, {found['important']} important ({share:.1%}), "
         "with a data card"
     ]
-    lines += [] if why is None else [why]
+    lines += methods.autojudge.dataset.explain_unsearched(facts)
     for count, what in (
         (found["cut_by_mismatches"], "problems were cut off at --max-mismatches"),
-        (found["cut_by_seconds"], "problems were cut off at --max-seconds"),
         (found["retokenised"], "continuations have another spelling in tokens than the server's text suggests"),
     ):
         if count:

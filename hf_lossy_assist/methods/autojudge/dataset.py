@@ -14,8 +14,8 @@ from ...artifacts.cards import data_card, escape
 from ...artifacts.identity import ModelIdentity
 from ...artifacts.json_io import JSONObject
 from ...text.detokenizer import continuation
-from ...training.run_folder import RunFolder, finish_dataset, load_rows, name_units, open_dataset
-from ...validation import MOST, shown
+from ...training.run_folder import RunFolder, finish_dataset, load_rows, name_units, name_unreadable, open_dataset
+from ...validation import MOST
 from .search import Mined, Mismatch
 
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 RECORD = "mine.json"
 COLUMNS = ("problem", "position", "target_token", "draft_token", "important")
-IDS, TOKENS = ("prompt_ids", "response_ids"), ("target_token", "draft_token")  # the columns with token ids
+IDS = ("prompt_ids", "response_ids")
 
 
 def make_schema() -> "Features":
@@ -112,45 +112,27 @@ def make_data_card(facts: JSONObject) -> str:
     return data_card("mined.md", "autojudge", facts, found=found, share=share, target=target)
 
 
-def explain_unanswered(facts: JSONObject) -> str | None:
-    """Return one line on why problems were not searched and what to do, or None if all were."""
-    found = _read_counts(facts)
-    without, cut = found["problems_without_answer"], found["cut_without_answer"]
-    if not without:
-        return None
-    line = f"{without} of {facts.get('problems')} problems were not searched: the target's response has no answer"
-    if not cut:
-        return f"{line} that the task finds, and none was cut: ask for its form in the prompts (--chat, --shots)"
-    return f"{line}, and {cut} were cut short: raise --max-new-tokens"
-
-
 def explain_unsearched(facts: JSONObject) -> list[str]:
     """Return the reasons why problems were not searched, or not completely, and what to do, one line each."""
-    reasons, late = [explain_unanswered(facts)], _read_counts(facts)["cut_by_seconds"]
-    if late:
-        reasons.append(f"{late} of {facts.get('problems')} problems were cut off at --max-seconds: raise it")
-    return [reason for reason in reasons if reason is not None]
+    found, problems = facts.get("found", {}), facts.get("problems")
+    without, cut = found.get("problems_without_answer", 0), found.get("cut_without_answer", 0)
+    reasons = []
+    if without:
+        why = "that the task finds, and none was cut: ask for its form in the prompts (--chat, --shots)"
+        why = f"and {cut} were cut short: raise --max-new-tokens" if cut else why
+        comma = "," if cut else ""
+        reasons.append(
+            f"{without} of {problems} problems were not searched: the target's response has no answer{comma} {why}"
+        )
+    if late := found.get("cut_by_seconds", 0):
+        reasons.append(f"{late} of {problems} problems were cut off at --max-seconds: raise it")
+    return reasons
 
 
 def explain_nothing(facts: JSONObject) -> str:
     """Return one line on why a dataset with this record has no mismatch, and what to do."""
-    reasons, found = explain_unsearched(facts), _read_counts(facts)
-    if not reasons:
-        return (
-            f"the draft guessed every token of {facts.get('problems', 'all')} problems as the target does: mine more or harder problems, "
-            "or take a weaker draft"
-        )
-    if found["problems_without_answer"] + found["cut_by_seconds"] != facts.get("problems"):
-        reasons.append("of the others the draft guessed every token as the target does")
-    return "; ".join(reasons)
-
-
-def _read_counts(facts: JSONObject) -> dict[str, int]:
-    """Return the counts in a record from an untrusted source; 0 where one is missing."""
-    found = facts.get("found")
-    names = ("problems_without_answer", "cut_without_answer", "cut_by_seconds")
-    counts = {name: found.get(name) if isinstance(found, dict) else 0 for name in names}
-    return {name: count if type(count) is int else 0 for name, count in counts.items()}
+    guessed = f"the draft guessed every token of {facts.get('problems', 'all')} problems as the target does"
+    return "; ".join(explain_unsearched(facts)) or f"{guessed}: mine more or harder problems, or take a weaker draft"
 
 
 @dataclass(frozen=True)
@@ -171,20 +153,14 @@ class MinedTable:
         names, counts = self.problem[order].unique_consecutive(return_counts=True)
         yield from zip(names.tolist(), order.split(counts.tolist()), strict=True)
 
-    def check_tokens(self, vocabulary: int, where: str) -> None:
-        """Refuse token ids outside 0 to `vocabulary` - 1. `where`: the dataset's name. Raises: `ValueError`, one line."""
-        found = [
-            (name, [problem] * len(ids), ids)
-            for problem, texts in self.texts.items()
-            for name, ids in zip(IDS, texts, strict=True)
-        ]
-        found += [(name, self.problem.tolist(), getattr(self, name).tolist()) for name in TOKENS]
-        for name, problems, ids in found:
-            for problem, token in zip(problems, ids, strict=True):
-                if token is None or not 0 <= token < vocabulary:
-                    raise ValueError(
-                        f"{where}: {name} of problem {problem} has the token id {shown(token)}, expected 0 to {vocabulary - 1}: mine it again"
-                    )
+    def check_tokens(self, vocabulary: int) -> None:
+        """Refuse token ids outside 0 to `vocabulary` - 1. Raises: `ValueError`, one line."""
+        texts = [ids for text in self.texts.values() for ids in text]
+        for ids in (self.target_token, self.draft_token, *map(torch.tensor, texts)):
+            for token in ids[(ids < 0) | (ids >= vocabulary)].tolist():
+                raise ValueError(
+                    f"the dataset has the token id {token}, expected 0 to {vocabulary - 1}: mine it again"
+                )
 
     def __len__(self) -> int:
         return len(self.problem)
@@ -200,20 +176,17 @@ def read_mined(path: str | Path) -> MinedTable:
     data = load_rows(path)
     if len(data) == 0:
         raise ValueError(f"{path} has no mismatch: {explain_nothing(facts)}")
-    missing = [name for name in (*COLUMNS, *IDS) if name not in data.column_names]
-    if missing:
-        raise ValueError(f"{path} is no dataset of hf-lossy mine: it has no column {', '.join(missing)}")
-    given = data.select_columns(list(COLUMNS)).with_format("numpy")
-    column = {name: torch.from_numpy(np.asarray(given[name][:])) for name in COLUMNS}
-    names, firsts = np.unique(column["problem"].numpy(), return_index=True)
-    texts = data.select_columns(list(IDS)).select(firsts)
-    mined = MinedTable(
-        **{name: column[name].long() for name in COLUMNS[:-1]},
-        important=column["important"].bool(),
-        texts={int(n): (row["prompt_ids"], row["response_ids"]) for n, row in zip(names, texts, strict=True)},
-        facts=facts,
-    )
-    mined.check_tokens(MOST, str(path))
+    with name_unreadable(path):
+        numbers = data.select_columns(list(COLUMNS)).with_format("numpy")
+        column = {name: torch.from_numpy(np.asarray(numbers[name][:])).long() for name in COLUMNS}
+        problems, firsts = np.unique(column["problem"].numpy(), return_index=True)
+        texts = data.select_columns(list(IDS)).select(firsts)
+        mined = MinedTable(
+            **column | {"important": column["important"].bool()},
+            texts={int(n): (row["prompt_ids"], row["response_ids"]) for n, row in zip(problems, texts, strict=True)},
+            facts=facts,
+        )
+        mined.check_tokens(MOST)
     rows = zip(*(getattr(mined, name).tolist() for name in COLUMNS[:-1]), strict=True)
     for number, (problem, t, *tokens) in enumerate(rows):
         prompt, response = mined.texts[problem]

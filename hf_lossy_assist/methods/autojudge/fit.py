@@ -19,13 +19,13 @@ from ...artifacts.files import check_new
 from ...artifacts.head import Head
 from ...artifacts.head_config import HeadConfig
 from ...artifacts.identity import ModelIdentity, check_weights, tokenizer_hash, versions
-from ...artifacts.json_io import JSONObject
 from ...drafters.hidden_state import DraftModel, HiddenStateDrafter
 from ...models.introspection import named_int8
 from ...training.head_quality import draw_roc
 from ...training.head_training import write_fitted
 from ...training.jobs import recorded_weights
-from ...validation import check_flag, check_int, shown
+from ...training.run_folder import name_unreadable
+from ...validation import shown
 from .classifiers import (
     PAPER,
     SOURCES,
@@ -44,6 +44,7 @@ from .hidden_states import read_hidden_states
 from .report import JudgeReport, make_evidence, make_report
 
 
+MODELS = "target", "draft"
 LABEL = "swapping the target's token for the draft's changes the answer"
 
 
@@ -121,17 +122,20 @@ def check_models(
     Returns: the models that the data belongs to; None for a target that was behind a server and is not given. Raises: `ValueError`.
     """
     facts = mined.facts
-    _check_record(facts, Path(RECORD))
-    identities: dict[str, ModelIdentity | None] = {}
-    for name, model, dtype in zip(("target", "draft"), (target, draft), facts["dtypes"], strict=True):
-        recorded = identities[name] = ModelIdentity.from_dict(facts[name]) if facts[name] is not None else None
+    with name_unreadable(Path(RECORD)):
+        check_decoding(facts["settings"])
+        dtypes, here = dict(zip(MODELS, facts["dtypes"], strict=True)), tokenizer_hash(tokenizer)
+        there: str = facts["tokenizer_hash"]
+        identities = {name: facts[name] and ModelIdentity.from_dict(facts[name]) for name in MODELS}
+    for name, model in zip(MODELS, (target, draft), strict=True):
+        recorded, dtype = identities[name], dtypes[name]
         if model is None:
             continue
         given = ModelIdentity.of(model)
         if dtype is not None and dtype != str(model.dtype):
             warnings.warn(
-                f"the {name} was in {dtype} when the data was mined and is in {model.dtype} here: a head should be fitted in the "
-                "precision it will decode in (--dtype)",
+                f"the {name} was in {dtype} when the data was mined and is in {model.dtype} here: a head should be "
+                "fitted in the precision it will decode in (--dtype)",
                 stacklevel=3,
             )
         if recorded is None:  # mined with a server, which does not identify its model
@@ -144,33 +148,14 @@ def check_models(
         precision = "int8" if named_int8(recorded.id) else str(dtype).removeprefix("torch.")
         weights = facts.get(f"{name}_weights")
         check_weights(weights, precision, model, name, "the dataset was mined", "use the same, or mine again")
-    there, here = facts["tokenizer_hash"], tokenizer_hash(tokenizer)
     if here != there:
         raise ValueError(
             f"the dataset was mined with a tokenizer of hash {there[:12]}…, and the tokenizer here has "
             f"{here[:12]}…: pass the models it names (--model), or mine with these"
         )
     sizes = [identity.vocab_size for identity in identities.values() if identity is not None]
-    mined.check_tokens(sizes[0] if identities["target"] is not None else max(len(tokenizer), *sizes), "the dataset")
+    mined.check_tokens(sizes[0] if identities["target"] is not None else max(len(tokenizer), *sizes))
     return identities
-
-
-def _check_record(facts: JSONObject, where: Path) -> None:
-    """Refuse a record that was not written by `hf-lossy mine`."""
-    missing = [name for name in ("settings", "target", "draft", "tokenizer_hash") if name not in facts]
-    if missing:
-        raise ValueError(f"the dataset's {where} does not say its {', '.join(missing)}: mine it again")
-    try:
-        check_int("problems", facts["problems"], 1)
-        check_decoding(facts["settings"])
-        check_flag("naive", facts["settings"].get("naive", False))
-        if len(facts["dtypes"]) != 2 or not all(dtype is None or isinstance(dtype, str) for dtype in facts["dtypes"]):
-            raise ValueError(f"dtypes: expected those of the target and the draft, got {shown(facts['dtypes'])}")
-        for name in ("target", "draft"):
-            if facts[name] is not None:  # None: a target behind a server
-                ModelIdentity.from_dict(facts[name])
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{where}: {error}: mine it again") from None
 
 
 def _check_labels(important: np.ndarray, problem: np.ndarray, parts: Parts) -> None:

@@ -413,7 +413,7 @@ def test_other_models_are_refused(tmp_path, data):
     refused(lambda: fit(other, tmp_path / "head"), "tokenizer of hash 000000000000…, and the tokenizer here")
     bare = write(tmp_path / "bare", mismatches())
     record(bare, "mine.json", {})
-    refused(lambda: fit(bare, tmp_path / "head"), "does not say its settings, target")
+    refused(lambda: fit(bare, tmp_path / "head"), "mine.json cannot be read .*settings")
     renamed = write(tmp_path / "renamed", mismatches(), draft=facts()["draft"] | {"id": "org/copy"})
     with pytest.warns(UserWarning, match="id 'org/copy' there"):
         fit(renamed, tmp_path / "head")

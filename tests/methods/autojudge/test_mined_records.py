@@ -67,4 +67,4 @@ def test_a_token_id_that_no_vocabulary_has_is_refused(tmp_path, column, beyond):
         return row | {column: token} if elsewhere else row
 
     line = refusal(changed(tmp_path, change))
-    assert re.search(rf": {column} of problem \d has the token id {token}, expected 0 to \d+: mine it again$", line)
+    assert re.search(rf"the dataset has the token id {token}, expected 0 to \d+: mine it again", line)

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from hf_lossy_assist.methods.autojudge.dataset import explain_nothing, explain_unanswered, summarise
+from hf_lossy_assist.methods.autojudge.dataset import explain_nothing, summarise
 from hf_lossy_assist.methods.autojudge.mine import FIRST
 from hf_lossy_assist.methods.autojudge.search import Mined
 
@@ -36,13 +36,12 @@ def test_responses_that_were_cut_are_counted_apart():
         ),
         (
             {"problems_without_answer": 1, "cut_without_answer": 1},
-            "1 of 4 problems were not searched: the target's response has no answer, and 1 were cut short: raise --max-new-tokens; of the "
-            "others the draft guessed every token as the target does",
+            "1 of 4 problems were not searched: the target's response has no answer, and 1 were cut short: raise --max-new-tokens",
         ),
         (
             {"problems_without_answer": 1, "cut_without_answer": 1, "cut_by_seconds": 2},
             "1 of 4 problems were not searched: the target's response has no answer, and 1 were cut short: raise --max-new-tokens; 2 of 4 "
-            "problems were cut off at --max-seconds: raise it; of the others the draft guessed every token as the target does",
+            "problems were cut off at --max-seconds: raise it",
         ),
         (
             {"problems_without_answer": 0, "cut_without_answer": 0, "cut_by_seconds": 4},
@@ -56,12 +55,6 @@ def test_responses_that_were_cut_are_counted_apart():
 )
 def test_the_cause_of_an_empty_dataset(found, says):
     assert explain_nothing(facts(**found)) == says
-    assert (explain_unanswered(facts(**found)) is None) == (found["problems_without_answer"] == 0)
-
-
-@pytest.mark.parametrize("found", [None, [], {"problems_without_answer": "4"}, {"problems_without_answer": True}])
-def test_a_record_that_says_something_else_gives_no_other_error(found):
-    assert explain_nothing({"problems": 4, "found": found}).startswith("the draft guessed every token of 4 problems")
 
 
 CASES = {

@@ -78,8 +78,6 @@ def mine_command(
             "--ray is for models that its workers load, and --target-url and --judge-url name a server: leave one out"
         )
 
-    if task == tasks.prompts.ShareGPT.name:
-        raise ValueError(tasks.prompts.NO_ANSWERS)
     if task not in tasks.load.JUDGED and (judge_url is not None or judge_model is not None):
         raise ValueError(
             f"--judge-url and --judge-model are for --task {', '.join(tasks.load.JUDGED)}, not {task}: leave them out"

@@ -11,7 +11,6 @@ from transformers import PreTrainedModel
 from ..server.named_drafters import load_pair
 from ..server.row_writer import RowWriter
 from ..server.row_writer import seed_of_row as seed_of_row
-from ..tasks.prompt_files import make_table
 from ..validation import shown
 
 
@@ -79,5 +78,14 @@ class Writer:
         self.rows = RowWriter(model, {**given, **settings}, seed=seed, chat=chat)
 
     def __call__(self, batch: Any) -> pa.Table:
-        """Return a block with its rows' texts. `batch`: a `pyarrow.Table`, or columns by name."""
-        return self.rows.write_table(batch if isinstance(batch, pa.Table) else make_table(batch))
+        """Return a block with its rows' texts. `batch`: a `pyarrow.Table`, columns by name or a `DataFrame`. Errors are Arrow's."""
+        if not isinstance(batch, pa.Table):
+            batch = pa.table([_make_array(column) for _, column in batch.items()], names=list(batch))
+        return self.rows.write_table(batch)
+
+
+def _make_array(column: Any) -> pa.Array:
+    """Return a column of NumPy, pandas or Python as Arrow's. Missing values of pandas are NaN, also among texts."""
+    if hasattr(column, "isna"):
+        column = column.astype(object).where(column.notna(), None).to_list()
+    return pa.array(column if getattr(column, "ndim", 1) == 1 else list(column))

@@ -1,21 +1,17 @@
-"""Base classes of tasks: prompts, the answer of a response, the equivalence of two answers; and reading their files.
+"""Base classes of tasks: prompts, the answer of a response, the equivalence of two answers.
 
 AutoJudge (Garipov et al. 2025, section 3.1) calls a token unimportant if replacing it leaves an *equivalent answer*.
 """
 
-import gzip
 import re
-import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, NamedTuple, cast
+from typing import Any, NoReturn
 
-from ..artifacts.hub import fetch_data, is_data
-from ..artifacts.json_io import parse_json, read_lines
-from ..validation import one_line, shown
+from .prompts import Row, find_first_turn, read_rows, require_file
 
 
 @dataclass(frozen=True)
@@ -76,91 +72,17 @@ class AnswerTask(ABC):
         return response[: min([*found, *([closed.end()] if closed else []), len(response)])]
 
 
-class FileRow(NamedTuple):
-    """A JSON object with its position for error messages."""
-
-    values: dict[str, object]
-    where: str
-
-    def text(self, *names: str) -> str:
-        """Return the text (or number) under the first of `names` that has one. Raises: `ValueError` with file and line if none has."""
-        found = self.optional(*names)
-        if found is None:
-            expected = f"a text under {names[0]!r}" if len(names) == 1 else f"a text under one of {', '.join(names)}"
-            raise ValueError(
-                f"{self.where}: expected {expected}, got the fields {one_line(', '.join(self.values)) or '(none)'}"
-            )
-        return found
-
-    def optional(self, *names: str) -> str | None:
-        """Return the first text under one of these names, or None. A list counts by its first entry, as in Spec-Bench's `turns`."""
-        for name in names:
-            value = self.values.get(name)
-            value = value[0] if isinstance(value, list) and value else value
-            if isinstance(value, int | float) and not isinstance(value, bool):
-                value = str(value)
-            if isinstance(value, str) and value.strip():
-                return value
-        return None
-
-
-Data = str | Path | Iterable[FileRow]  # a JSON-lines file, or rows already read
-PLACEHOLDER = (
-    "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"  # SPEED-Bench's, in place of prompts of other data sets
-)
-
-
-def refuse_placeholder(prompt: str, where: str) -> None:
-    """Raise `ValueError`, one line, for a row of SPEED-Bench whose prompt has not been filled in."""
-    if prompt.startswith(PLACEHOLDER):
-        raise ValueError(
-            f"{where}: SPEED-Bench's placeholder in place of a prompt: fill the file in with prepare_data.py of NVIDIA's specdec_bench"
-        )
-
-
-def read_rows(path: str | Path) -> Iterator[FileRow]:
-    """Yield the JSON objects of a JSON-lines file (`.gz`: compressed), one by one.
-
-    Raises: `FileNotFoundError`; `ValueError` with file and line for a line that is not a JSON object, and for a file without any.
-    """
-    path, empty = require_file(path), True
-    try:
-        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
-            for where, line in read_lines(cast(IO[bytes], file), str(path)):
-                row, empty = as_row(parse_json(line, where), where), False
-                yield row
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise ValueError(f"{path}: not a whole gzip file ({error}); unpack it or drop the ending .gz") from None
-    if empty:
-        raise ValueError(f"{path} holds no rows; expected one JSON object per line")
-
-
-def as_row(values: object, where: str) -> FileRow:
-    """Return a JSON value as a row. Raises: `ValueError`, one line, if it is not an object."""
-    if not isinstance(values, dict):
-        raise ValueError(f"{where}: expected a JSON object, got {shown(values)}")
-    return FileRow(values, where)
-
-
-def require_file(path: str | Path) -> Path:
-    """Return `path` if it is a file, or the local copy of a dataset's on the Hub. Raises: `FileNotFoundError`, one line, otherwise."""
-    path = Path(path)
-    if is_data(path):
-        return fetch_data(path)[0]
-    if path.is_dir():
-        raise FileNotFoundError(f"expected a file, got the folder {shown(str(path), 200)}: name a file in it")
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no file {shown(str(path), 200)}")
-    return path
+NO_ANSWERS = "the task sharegpt has prompts and no right answers: use it with compare, or as --prompts of collect, and another task here"
+Data = str | Path | Iterable[Row]  # a file, see `read_rows`, or rows already read
 
 
 class FileTask(AnswerTask):
-    """A task whose problems are rows, of a JSON-lines file or from elsewhere; a missing file is refused at once, an invalid row when read."""
+    """A task whose problems are rows, of a file or from elsewhere; a missing file is refused at once, an invalid row when read."""
 
     def __init__(self, path: Data):
         self.path = require_file(path) if isinstance(path, str | Path) else path
 
-    def rows(self) -> Iterator[FileRow]:
+    def rows(self) -> Iterator[Row]:
         """Return all rows, one by one."""
         return read_rows(self.path) if isinstance(self.path, Path) else iter(self.path)
 
@@ -168,7 +90,7 @@ class FileTask(AnswerTask):
         return [self.problem(row) for row in islice(self.rows(), limit)]
 
     @abstractmethod
-    def problem(self, row: FileRow) -> Problem:
+    def problem(self, row: Row) -> Problem:
         """Return the problem in one row. Raises: `ValueError` with file and line if a field is missing."""
 
 
@@ -180,7 +102,7 @@ class ExactTask(FileTask):
 
     name = "exact"
 
-    def problem(self, row: FileRow) -> Problem:
+    def problem(self, row: Row) -> Problem:
         return Problem(row.text("prompt", "question", "turns"), row.optional("answer"), row.values)
 
     def extract(self, problem: Problem, response: str) -> str | None:
@@ -189,6 +111,28 @@ class ExactTask(FileTask):
 
     def same(self, problem: Problem, reference: str, answer: str) -> bool:
         return squeeze_blanks(reference) == squeeze_blanks(answer)
+
+
+class ShareGPT(FileTask):
+    """First questions of ShareGPT's conversations: prompts for comparing speed and for collecting.
+
+    There are no right answers, so uses that need them are refused.
+    """
+
+    name = "sharegpt"
+
+    def rows(self) -> Iterator[Row]:
+        return (row for row in super().rows() if find_first_turn(row) is not None)
+
+    def problem(self, row: Row) -> Problem:
+        prompt, reply = find_first_turn(row) or ("", None)
+        return Problem(prompt, None, {} if reply is None else {"reference": reply})
+
+    def extract(self, problem: Problem, response: str) -> NoReturn:
+        raise ValueError(NO_ANSWERS)
+
+    def same(self, problem: Problem, reference: str, answer: str) -> NoReturn:
+        raise ValueError(NO_ANSWERS)
 
 
 def squeeze_blanks(text: str) -> str:

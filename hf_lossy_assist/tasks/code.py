@@ -19,7 +19,8 @@ from functools import cache
 from importlib import import_module
 
 from ..validation import check_number, one_line, require
-from .base import Data, FileRow, FileTask, Problem
+from .base import Data, FileTask, Problem
+from .prompts import Row
 
 
 PASSED = "passed"
@@ -193,7 +194,7 @@ class CodeTask(FileTask):
         request = "Complete this Python function. Reply with the whole function in one fenced block."
         return f"{request}\n\n```python\n{code.rstrip()}\n```"
 
-    def problem(self, row: FileRow) -> Problem:
+    def problem(self, row: Row) -> Problem:
         fields: dict[str, str] = {name: row.text(name) for name in ("prompt", "test", "entry_point")}
         return Problem(
             self.prompt(fields["prompt"]), PASSED, fields | {"task_id": row.optional("task_id") or row.where}

@@ -6,7 +6,8 @@ from fractions import Fraction
 from importlib import import_module
 
 from ..validation import check_int, require
-from .base import Data, FileRow, FileTask, Problem, find_first, squeeze_blanks
+from .base import Data, FileTask, Problem, find_first, squeeze_blanks
+from .prompts import Row
 
 
 LONGEST = 300  # characters; a longer answer is compared as text
@@ -162,7 +163,7 @@ class GSM8K(Formulas):
         shown = [f"Question: {q}\nAnswer: {why} The final answer is {n}.\n\n" for q, why, n in self.shots]
         return "".join(shown) + f"Question: {question}\nAnswer:"
 
-    def problem(self, row: FileRow) -> Problem:
+    def problem(self, row: Row) -> Problem:
         return Problem(self.prompt(row.text("question").strip()), _read_gold(row), row.values)
 
     def extract(self, problem: Problem, response: str) -> str | None:
@@ -171,7 +172,7 @@ class GSM8K(Formulas):
         return find_first([number(match) for match in (stated(text), boxed(text), marked) if match is not None])
 
 
-def _read_gold(row: FileRow) -> str:
+def _read_gold(row: Row) -> str:
     """Return the right number of a GSM8K row."""
     gold = number(row.text("answer").rpartition("####")[2])
     if gold is None:
@@ -193,7 +194,7 @@ class MathTask(Formulas):
         """Return the model's input."""
         return f"{question}\n\nReason step by step, and give the final answer as \\boxed{{…}}."
 
-    def problem(self, row: FileRow) -> Problem:
+    def problem(self, row: Row) -> Problem:
         gold = find_first([row.optional("answer"), boxed(row.optional("solution") or "")])
         if gold is None:
             raise ValueError(f"{row.where}: expected `answer`, or `solution` with a \\boxed{{…}}, got neither")

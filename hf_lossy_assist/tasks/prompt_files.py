@@ -3,21 +3,19 @@
 import codecs
 import io
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..artifacts.hub import fetch_data, is_data
-from ..artifacts.json_io import JSONObject as Row
-from ..artifacts.json_io import parse_json
-from ..validation import one_line, shown
-from .base import require_file
-from .prompts import FIELD, FIELDS, find_first_turn, find_text
+from ..artifacts.json_io import JSONObject, parse_json
+from ..validation import one_line
+from .prompts import CONVERSATION, FIELDS, Row, find_first_turn, require_file
 
 
 LEAST, MOST_PARTS = 32, 4096  # rows of a part, unless that makes more parts
@@ -43,17 +41,12 @@ class PromptFile:
             raise ValueError(f"--prompts {path}: expected JSON lines (.jsonl) or Parquet (.parquet)")
         local, path = fetch_data(path) if is_data(path) else (require_file(path), path)
         columnar = path.suffix == ".parquet"
-        try:
-            columns = pq.read_schema(local).names if columnar else []
-            total = pq.ParquetFile(local).metadata.num_rows if columnar else sum(1 for _ in cls._lines(local))
-        except pa.ArrowException as error:
-            raise ValueError(f"--prompts {path} is not Parquet: {one_line(error)}") from None
-        except OSError as error:
-            raise ValueError(f"--prompts {path} cannot be read: {one_line(error)}") from None
+        columns = pq.read_schema(local).names if columnar else []
+        total = pq.read_metadata(local).num_rows if columnar else sum(1 for _ in cls._lines(local))
         total = total if limit is None else min(total, limit)
-        rows = max(LEAST, 8 * batch_size, -(-total // MOST_PARTS))
         if not total:
             raise ValueError(f"--prompts {path} has no rows")
+        rows = max(LEAST, 8 * batch_size, -(-total // MOST_PARTS))
         begins = range(0, total, rows) if columnar else (at for at, _ in islice(cls._lines(local), 0, total, rows))
         return cls(path, rows, total, list(begins), columns)
 
@@ -72,57 +65,52 @@ class PromptFile:
                     yield begin, line
                 begin += len(line)
 
-    def read(self, number: int) -> "list[Row] | pa.Table":
-        """Return part `number`: of Parquet as a table, else as rows, of which those that are no JSON object have an `error`.
+    def read(self, index: int) -> "list[JSONObject] | pa.Table":
+        """Return a part: of Parquet as a table, else as rows, of which those that are no JSON object have an `error`.
 
-        Rows get their number as `id` and a `prompt`, if they have others of `FIELDS` in their place. Raises: `ValueError`, one line, for a file
-        that is damaged, or another one by now.
+        Rows get their number as `id` and a `prompt`, if they have others of `FIELDS` in their place. Raises: `ValueError`, one line, for a
+        file that is another one by now.
         """
-        first, begin = number * self.rows, self.begins[number]
+        first, begin = index * self.rows, self.begins[index]
         count = min(self.rows, self.total - first)
-        found: list[Row] | pa.Table
+        part: list[JSONObject] | pa.Table
         if self.path.suffix == ".parquet":
-            try:
-                found = self._read_table(begin, count)
-            except (pa.ArrowException, OSError) as error:
-                raise ValueError(f"--prompts {self.path}, rows from {first}: {one_line(error)}") from None
+            part = _name_columns(self._read_table(begin, count), first)
         else:
             lines = islice(self._lines(self.local, begin), count)
-            found = [{"id": n} | self._parse(n, line) for n, (_, line) in enumerate(lines, first)]
-        if len(found) != count:
+            part = [{"id": n} | self._parse(n, line) for n, (_, line) in enumerate(lines, first)]
+        if len(part) != count:
             raise ValueError(f"--prompts {self.path} has changed since the job began: start again with another --out")
-        return found if isinstance(found, list) else _name_columns(found, first)
+        return part
 
     def _read_table(self, begin: int, count: int) -> pa.Table:
-        file, before, groups, skipped = pq.ParquetFile(self.local), 0, list[int](), 0
-        for group in range(file.num_row_groups):
-            size = file.metadata.row_group(group).num_rows
-            if before + size > begin and before < begin + count:
-                skipped = skipped if groups else begin - before
-                groups.append(group)
-            before += size
-        return file.read_row_groups(groups).slice(skipped, count)
+        file = pq.ParquetFile(self.local)
+        ends = list(accumulate(file.metadata.row_group(index).num_rows for index in range(file.num_row_groups)))
+        groups = range(len(ends))[bisect_right(ends, begin) : bisect_left(ends, begin + count) + 1]
+        skipped = begin - (ends[groups[0] - 1] if groups and groups[0] else 0)
+        return file.read_row_groups(list(groups)).slice(skipped, count)
 
-    def _parse(self, number: int, line: bytes) -> Row:
-        where = f"{self.path.name}, row {number} (the first is 0)"
+    def _parse(self, row_id: int, line: bytes) -> JSONObject:
+        where = f"{self.path.name}, row {row_id} (the first is 0)"
         try:
-            row = parse_json(line if number else line.removeprefix(codecs.BOM_UTF8), where)
-            if not isinstance(row, dict):
+            values = parse_json(line.removeprefix(codecs.BOM_UTF8), where)
+            if not isinstance(values, dict):
                 raise ValueError(f"{where}: expected a JSON object")
-            if not row.get("prompt") and row.get("messages") is None:
-                turn = find_first_turn(row, where) if FIELD in row else None
-                text = find_text(row, FIELDS) if turn is None else turn[0]
-                row |= {} if text is None else {"prompt": text}
+            if not values.get("prompt") and values.get("messages") is None:
+                row = Row(values, where)
+                turn = find_first_turn(row) if CONVERSATION in values else None
+                text = row.optional(*FIELDS) if turn is None else turn[0]
+                values |= {} if text is None else {"prompt": text}
         except ValueError as error:
             return {"error": one_line(error)}
-        return row
+        return values
 
-    def encode(self, found: "list[Row] | pa.Table") -> bytes:
+    def encode(self, part: "list[JSONObject] | pa.Table") -> bytes:
         """Return a part in the file's format."""
-        if isinstance(found, list):
-            return b"".join(map(_encode_line, found))
+        if isinstance(part, list):
+            return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in part).encode()
         data = io.BytesIO()
-        pq.write_table(found, data)
+        pq.write_table(part, data)
         return data.getvalue()
 
     def count_errors(self, parts: Iterable[Path]) -> tuple[int, str | None]:
@@ -139,72 +127,23 @@ class PromptFile:
         return count, first
 
 
-def _encode_line(row: Row) -> bytes:
-    try:
-        return (json.dumps(row, ensure_ascii=False) + "\n").encode()
-    except UnicodeEncodeError:  # a lone surrogate, which JSON can only escape
-        return (json.dumps(row) + "\n").encode()
-
-
 def _name_columns(table: pa.Table, first: int) -> pa.Table:
     """Return a table with an `id`, from `first` on, and a `prompt`, made of another of `FIELDS` if there is neither that nor `messages`."""
     names = table.column_names
     if "prompt" not in names and "messages" not in names and (fields := [name for name in FIELDS if name in names]):
-        texts = [find_text(row, FIELDS) for row in read_rows(table, fields)]
+        texts = [Row(values, "").optional(*FIELDS) for values in read_rows(table, fields)]
         table = table.append_column("prompt", pa.array(texts, pa.string()))
-    return (
-        table
-        if "id" in names
-        else table.append_column("id", pa.array(range(first, first + table.num_rows), pa.int64()))
-    )
+    ids = pa.array(range(first, first + table.num_rows), pa.int64())
+    return table if "id" in names else table.append_column("id", ids)
 
 
-def read_rows(table: pa.Table, names: Iterable[str]) -> list[Row]:
+def read_rows(table: pa.Table, names: Iterable[str]) -> list[JSONObject]:
     """Return the rows of a table with the columns in `names` that it has; a row whose values Python cannot hold has an `error`."""
     table = table.select([name for name in table.column_names if name in set(names)])
     try:
-        rows: list[Row] = table.to_pylist()
+        rows: list[JSONObject] = table.to_pylist()
     except (ValueError, OverflowError, pa.ArrowException) as error:  # such as UnicodeDecodeError
         if table.num_rows == 1:
             return [{"error": f"a value cannot be read: {one_line(error)}"}]
         rows = [row for n in range(table.num_rows) for row in read_rows(table.slice(n, 1), names)]
     return rows
-
-
-def make_table(columns: object) -> pa.Table:
-    """Return columns by name, of lists or arrays, as a table. Raises: `ValueError` or `TypeError`, one line, for values of several types."""
-    if not hasattr(columns, "items"):
-        raise TypeError(f"expected a pyarrow.Table or columns by name, got {shown(columns)}")
-    found = dict[str, pa.Array]()
-    for name, column in columns.items():
-        lines = (
-            hasattr(column, "__iter__")
-            and getattr(column, "ndim", 1) > 0
-            and not isinstance(column, str | bytes | Mapping)
-        )
-        if not lines or not isinstance(name, str):
-            raise TypeError(
-                f"column {shown(name)}: expected a name, and a list or an array with a value for each row, got {shown(column)}"
-            )
-        if name in found:
-            raise ValueError(f"there are two columns {shown(name)}: rename or drop one of them")
-        try:
-            found[name] = _make_array(column)
-        except (pa.ArrowException, UnicodeError, OverflowError) as error:
-            raise ValueError(
-                f"column {shown(name)}: {one_line(error, 200)}: pass values of one of Arrow's types"
-            ) from None
-    lengths = {name: len(column) for name, column in found.items()}
-    if len(set(lengths.values())) > 1:
-        raise ValueError(f"expected columns of one length, got {shown(lengths)}")
-    return pa.table(found)
-
-
-def _make_array(column: Any) -> pa.Array:
-    """Return a column of NumPy, pandas or Python as Arrow's. Missing values of pandas are NaN, also among texts."""
-    pandas = hasattr(column, "isna")
-    if getattr(column, "ndim", 0) == 1 and str(getattr(column, "dtype", "")) not in ("", "object"):
-        return pa.array(column, from_pandas=pandas)
-    values = [x.tolist() if hasattr(x, "tolist") and x.dtype.kind not in "mM" else x for x in column]
-    missing = column.isna() if pandas else [False] * len(values)
-    return pa.array([None if gone else value for value, gone in zip(values, missing, strict=True)])

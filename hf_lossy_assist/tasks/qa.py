@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from ..validation import check_int
-from .base import Data, FileRow, FileTask, Problem, refuse_placeholder, squeeze_blanks
+from .base import Data, FileTask, Problem, squeeze_blanks
+from .prompts import Row, refuse_placeholder
 
 
 VERDICTS = {"A>>B": -2, "A>B": -1, "A=B": 0, "B>A": 1, "B>>A": 2}  # how much better B is
@@ -68,7 +69,7 @@ class QATask(FileTask):
         self.unreadable = 0
         self._lock = threading.Lock()
 
-    def problem(self, row: FileRow) -> Problem:
+    def problem(self, row: Row) -> Problem:
         return Problem(row.text("prompt", "question", "turns"), None, row.values)
 
     def extract(self, problem: Problem, response: str) -> str | None:
@@ -119,44 +120,21 @@ class QATask(FileTask):
 
 
 class TurnsTask(QATask):
-    """JSON lines with `turns` (or `prompt`), the first of which is the prompt, and `category`, which is kept in the problem's `extra`.
+    """Questions with `turns` (`prompt`, or `messages` of a user), the first of which is the prompt, and a `category`, kept in `extra`.
 
-    `read_prompts` reads the same files if only prompts are needed.
+    MT-bench's 80 questions in 8 categories; Spec-Bench's 480 (MT-bench's, translation, summarisation, question answering, GSM8K and
+    retrieval); SPEED-Bench's in 11 categories (huggingface.co/papers/2604.09557), in rows of NVIDIA's specdec_bench or of NeMo-Skills,
+    of which many are published as placeholders. `read_prompts` reads the same files if only prompts are needed.
     """
 
-    def problem(self, row: FileRow) -> Problem:
-        prompt = row.text("turns", "prompt")
-        return Problem(prompt, None, row.values | {"category": row.text("category")})
+    def __init__(self, path: Data, judge: JudgeModel | None = None, name: str = "mt_bench"):
+        super().__init__(path, judge)
+        self.name = name
 
-
-class MTBench(TurnsTask):
-    """MT-bench's 80 questions in 8 categories, with the first of their two turns."""
-
-    name = "mt_bench"
-
-
-class SpecBench(TurnsTask):
-    """Spec-Bench's 480 questions: MT-bench's, translation, summarisation, question answering, GSM8K and retrieval."""
-
-    name = "spec_bench"
-
-
-class SpeedBench(TurnsTask):
-    """SPEED-Bench's questions in 11 categories (huggingface.co/papers/2604.09557), with the first of their turns.
-
-    Rows are those of NVIDIA's specdec_bench (`turns`) or of NeMo-Skills (`messages` of a user). Many are published as placeholders, which
-    are refused.
-    """
-
-    name = "speed_bench"
-
-    def problem(self, row: FileRow) -> Problem:
+    def problem(self, row: Row) -> Problem:
         messages = row.values.get("messages")
         if "turns" not in row.values and isinstance(messages, list):
-            questions = [
-                turn.get("content") for turn in messages if isinstance(turn, dict) and turn.get("role") == "user"
-            ]
-            row = FileRow(row.values | {"turns": questions}, row.where)
-        found = super().problem(row)
-        refuse_placeholder(found.prompt, row.where)
-        return found
+            users = [turn for turn in messages if isinstance(turn, dict) and turn.get("role") == "user"]
+            row = Row(row.values | {"turns": [turn.get("content") for turn in users]}, row.where)
+        prompt = refuse_placeholder(row.text("turns", "prompt"), row.where)
+        return Problem(prompt, None, row.values | {"category": row.text("category")})

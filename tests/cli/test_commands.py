@@ -181,7 +181,7 @@ def test_greedy_data_fits_and_says_what_lambdas_mean(hf_lossy, tmp_path):
         (["mine", "--out", "", "--limit", "1"], "--out: expected the name of a new folder, got '.'"),
         (
             ["collect", "--out", "{tmp}/x", "--prompts", "{tmp}/blank.jsonl"],
-            "blank.jsonl, line 2: the prompt is blank",
+            "blank.jsonl, line 2: expected a text under one of prompt, question, turns",
         ),
         (["collect", "--out", "{tmp}/x", "--prompts", "nowhere.jsonl"], "nowhere.jsonl"),
         (["collect", "--out", "{tmp}/there"], "exists"),

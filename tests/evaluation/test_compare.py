@@ -226,7 +226,7 @@ def test_a_run_that_goes_on_says_what_was_left_out_before():
         (("--task", "gsm8k"), "needs --data"),
         (("--task", "demo", "--prompts", "x.jsonl"), "two sources"),
         (("--prompts", "none.jsonl"), "there is no file 'none.jsonl'"),
-        (("--prompts", "."), "expected a file, got the folder '.': name a file in it"),
+        (("--prompts", "."), "there is no file '.' (it is a folder)"),
         (("--do-sample", "--greedy"), "--do-sample and --greedy contradict each other: pass one of them"),
         (("--model", "x"), "--model needs --assistant beside it, or --drafter in its place"),
         (("--temperature", "0.5"), "--do-sample"),

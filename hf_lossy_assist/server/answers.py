@@ -1,41 +1,46 @@
 """A request being processed: its texts are combined into one answer or streamed as they are written."""
 
 import asyncio
+import logging
 import time
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 
 from starlette.requests import ClientDisconnect, Request
-from transformers import PreTrainedTokenizerBase
 
+from ..artifacts.json_io import JSONObject
 from ..generation.output import Result
+from ..validation import one_line
 from .detokenize import AnswerText, TextChanged
-from .fields import format_event, make_error
+from .fields import RequestError, format_event, make_error
 from .http import wait_for_hang_up
 from .requests import ClientRequest, CompletionRequest
 from .responses import CompletionResponse, Metrics, make_usage
 from .token_logprobs import AnswerLogprobs, TokenTexts
 from .tool_calls import CallReader
-from .worker import Event, Failure, LatestEvents, Progress
+from .worker import Failure, LatestEvents, Progress
 
 
-@dataclass
-class Answerer:
-    """Objects shared by all answers."""
+log = logging.getLogger("hf_lossy_assist.server")
 
-    tokenizer: PreTrainedTokenizerBase
-    texts: TokenTexts
-    metrics: Metrics
+
+class TextFailed(RequestError):
+    """A text that cannot be written. Its error is logged, unless `generate` refused the request or the server is shutting down."""
+
+    def __init__(self, error: Exception):
+        super().__init__(one_line(str(error) or type(error).__name__, 400), getattr(error, "status", 500))
+        if not isinstance(error, RequestError):
+            log.error("a text was not written", exc_info=error)
 
 
 class Choice:
     """One text of an answer."""
 
-    def __init__(self, request: CompletionRequest, answerer: Answerer, chat: bool):
+    def __init__(self, request: CompletionRequest, texts: TokenTexts, chat: bool):
         self.request = request
-        self.text = AnswerText(answerer.tokenizer, request.stops, request.ids)
+        self.text = AnswerText(texts.tokenizer, request.stops, request.ids)
         wanted = "logprobs" in request.arguments
-        self.logprobs = AnswerLogprobs(self.text, request.ids, answerer.texts, chat) if wanted else None
+        self.logprobs = AnswerLogprobs(self.text, request.ids, texts, chat) if wanted else None
         tools = request.tools
         self.calls = None if tools is None else CallReader(tools.form, tools.names)
         self.begun = False  # something of it was sent
@@ -50,48 +55,45 @@ class Choice:
 
 @dataclass
 class Pending:
-    """A request whose texts are being written. numbers: those of its jobs."""
+    """A request whose texts are being written. jobs: their numbers."""
 
     http: Request
     request: ClientRequest
+    choices: list[Choice]
     response: CompletionResponse
-    answerer: Answerer
+    metrics: Metrics
     events: LatestEvents
-    numbers: list[int]
+    jobs: Sequence[int]
     began: float
-    choices: list[Choice] = field(init=False)
+    over: bool = False  # none of its texts is being written any more
 
-    def __post_init__(self) -> None:
-        self.choices = [Choice(text, self.answerer, self.response.chat) for text in self.request.texts]
-        self.over = False  # none of its texts is being written any more
-
-    async def next(self) -> tuple[int, Event]:
-        """Return the next event, with the index of its text. Raises: `ClientDisconnect` if the client has disconnected."""
+    async def next(self) -> tuple[int, Progress | Result]:
+        """Return the next event, with the index of its text. Raises: `ClientDisconnect` or `TextFailed`."""
         came = asyncio.ensure_future(self.events.get())
         gone = asyncio.ensure_future(wait_for_hang_up(self.http))
         try:
             await asyncio.wait({came, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not came.done():
                 raise ClientDisconnect
-            place, event = came.result()
+            index, event = came.result()
         finally:
             for task in (came, gone):
                 task.cancel()
+        if isinstance(event, Failure):
+            raise TextFailed(event.error)
         if isinstance(event, Result):
-            self.choices[place].result = event
+            self.choices[index].result = event
             self.over = all(choice.result is not None for choice in self.choices)
-        return place, event
+        return index, event
 
-    async def whole(self) -> dict[str, object] | Failure:
-        """Return the whole answer, or the reason why there is none."""
+    async def whole(self) -> JSONObject:
+        """Return the whole answer. Raises: as `next`."""
         while not self.over:
-            _, event = await self.next()
-            if isinstance(event, Failure):
-                return event
+            await self.next()
         return await asyncio.to_thread(self._join)
 
-    def _join(self) -> dict[str, object]:
-        choices = list[dict[str, object]]()
+    def _join(self) -> JSONObject:
+        choices = list[JSONObject]()
         for index, choice in enumerate(self.choices):
             assert choice.result is not None
             text = choice.text.more(choice.result.token_ids, last=True)
@@ -105,19 +107,18 @@ class Pending:
             choices.append(self.response.choice(index, text, end, logprobs, choice.calls))
         return self.response.whole(choices, self._usage())
 
-    async def stream(self, place: int, event: Event) -> AsyncIterator[str | Failure]:
-        """Yield the pieces of the answer, beginning with those of `event`; if a text fails, its failure comes last."""
+    async def stream(self, index: int, event: Progress | Result) -> AsyncIterator[str]:
+        """Yield the pieces of the answer, beginning with those of `event`. Raises: `TextFailed`."""
         try:
-            while not isinstance(event, Failure):
-                for piece in self._pieces(place, event):
+            while True:
+                for piece in self._pieces(index, event):
                     yield piece
                 if self.over:
-                    if self.request.include_usage:
-                        yield self.response.last(self._usage())
-                    yield format_event("[DONE]")
-                    return
-                place, event = await self.next()
-            yield event
+                    break
+                index, event = await self.next()
+            if self.request.include_usage:
+                yield self.response.last(self._usage())
+            yield format_event("[DONE]")
         except TextChanged as changed:
             yield format_event(make_error(str(changed), 500))
         except ClientDisconnect:
@@ -128,14 +129,14 @@ class Pending:
         choice, last = self.choices[place], isinstance(event, Result)
         ids = event.token_ids if isinstance(event, Result) else event.ids
         text, out, found = choice.text.more(ids, last), list[str](), None
-        deltas: list[Mapping[str, object]] = [{"content": text}] if text else []
+        deltas: list[JSONObject] = [{"content": text}] if text else []
         if choice.calls is not None:
             deltas = [*choice.calls.more(text, last)]
         if choice.logprobs is not None:
             found = choice.logprobs.more(ids, event.logprobs or [], last)
         for delta in deltas or ([{}] if found or (last and not choice.begun) else []):
             if not choice.begun:
-                self.answerer.metrics.first.observe(time.perf_counter() - self.began)
+                self.metrics.first_token.observe(time.perf_counter() - self.began)
             out.append(self.response.piece(place, delta, found, first=not choice.begun))
             choice.begun = True
         if isinstance(event, Result):
@@ -145,7 +146,7 @@ class Pending:
     def _count(self, choice: Choice, result: Result) -> str:
         """Count a finished text; return why it ended."""
         end = choice.find_end(result)
-        self.answerer.metrics.count(result, len(choice.request.ids), end, time.perf_counter() - self.began)
+        self.metrics.count(result, len(choice.request.ids), end, time.perf_counter() - self.began)
         return end
 
     def _usage(self) -> dict[str, object]:

@@ -2,21 +2,22 @@
 
 import asyncio
 import hashlib
-import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from ..generation.output import Result
 from ..models.introspection import end_tokens
-from ..validation import one_line, shown
-from .answers import Answerer, Pending
+from ..validation import shown
+from .answers import Choice, Pending, TextFailed
 from .fields import RequestError, RequestLimits, format_event, make_error
 from .grammars import Grammars
 from .http import (
@@ -33,13 +34,11 @@ from .http import (
 from .requests import read_request
 from .responses import CompletionResponse, Metrics
 from .token_logprobs import TokenTexts
-from .worker import Event, Failure, LatestEvents, QueueFull, Worker
+from .worker import LatestEvents, Progress, QueueFull, Worker
 
 
-NO_KEY = "the API key is wrong, or missing"
 FULL = "too many requests are waiting: try again later"
 GONE = 499  # nginx's status for a client that disconnected; nobody receives it
-log = logging.getLogger("hf_lossy_assist.server")
 
 
 class Server:
@@ -60,7 +59,7 @@ class Server:
         self.tokenizer = worker.tokenizer
         self.metrics = Metrics(lambda: worker.load, model)
         self.grammars = Grammars(worker.tokenizer, end_tokens(worker.target.generation_config))
-        self.answerer = Answerer(worker.tokenizer, TokenTexts(worker.tokenizer), self.metrics)
+        self.token_texts = TokenTexts(worker.tokenizer)
         self.began = int(time.time())
 
     def app(self) -> Starlette:
@@ -84,7 +83,7 @@ class Server:
         return Starlette(
             routes=routes,
             lifespan=lifespan,
-            exception_handlers={HTTPException: refuse_path, Exception: self._refuse_unknown},
+            exception_handlers={HTTPException: refuse_path, RequestError: self._refuse, Exception: self._refuse},
         )
 
     def give_up(self) -> None:
@@ -101,59 +100,48 @@ class Server:
 
     async def models(self, request: Request) -> Response:
         """Return the one model, in a list or by name, with the policies that requests may name."""
-        if not self._is_allowed(request):
-            return refuse(NO_KEY, 401)
+        self._check_key(request)
         model = {"id": self.model, "object": "model", "created": self.began, "owned_by": "hf_lossy_assist"}
         model |= {"lossy_policies": list(self.limits.policies)}
         name = request.path_params.get("name")
-        if name is None:
-            return JSONResponse({"object": "list", "data": [model]})
-        if name != self.model:
-            return refuse(f"model: this server has {self.model!r}, got {shown(name)}", 404)
-        return JSONResponse(model)
+        if name not in (None, self.model):
+            raise RequestError(f"model: this server has {self.model!r}, got {shown(name)}", 404)
+        return JSONResponse({"object": "list", "data": [model]} if name is None else model)
 
     async def show_metrics(self, request: Request) -> Response:
         """Return the page for Prometheus."""
-        page, kind = self.metrics.page()
-        return Response(page, media_type=kind)
+        return Response(generate_latest(self.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     async def health(self, request: Request) -> Response:
         """Return 200 while texts can be written."""
         return Response(status_code=200 if self.worker.is_alive() else 503)
 
-    def _is_allowed(self, request: Request) -> bool:
-        return self.key is None or presents_key(request, self.key)
+    def _check_key(self, request: Request) -> None:
+        if self.key is not None and not presents_key(request, self.key):
+            raise RequestError("the API key is wrong, or missing", 401)
 
     # -- one request --------------------------------------------------------------------------------------------------
 
     async def _respond(self, http: Request, chat: bool) -> Response:
+        pending: Pending | None = None
         try:
             pending = await self._submit(http, chat)
-        except RequestError as error:
-            self.metrics.requests.labels("refused").inc()
-            return refuse(str(error), error.status)
-        except ClientDisconnect:
-            return Response(status_code=GONE)
-        try:
             if not pending.request.stream:
-                answer = await pending.whole()
-                return self._fail(pending, answer) if isinstance(answer, Failure) else JSONResponse(answer)
-            place, first = await pending.next()
-            if isinstance(first, Failure):
-                return self._fail(pending, first)
+                return JSONResponse(await pending.whole())
+            first = await pending.next()
+            return EventStream(self._stream(pending, *first), lambda: self._end(pending, "abort"))
         except ClientDisconnect:
-            self._cancel(pending)
+            self._end(pending, "abort")
             return Response(status_code=GONE)
-        except BaseException as error:
-            if isinstance(error, Exception):
-                self._end(pending)  # counted as failed
-            self._cancel(pending)
+        except Exception:
+            self._end(pending)
+            raise  # to `_refuse`
+        except BaseException:
+            self._end(pending, "abort")
             raise
-        return EventStream(self._stream(pending, place, first), lambda: self._cancel(pending))
 
     async def _submit(self, http: Request, chat: bool) -> Pending:
-        if not self._is_allowed(http):
-            raise RequestError(NO_KEY, 401)
+        self._check_key(http)
         body = await self.bodies.read(http)
         self._refuse_if_full(1)
         # Long bodies are read one after the other, so that short ones find a thread.
@@ -162,61 +150,48 @@ class Server:
         ):
             request = await asyncio.to_thread(read_request, body, self.tokenizer, self.model, self.limits, chat)
         self._refuse_if_full(len(request.texts))  # before its grammar is compiled
-        if request.source is not None:
-            grammar = await self.grammars.get(request.source)
-            request = replace(request, texts=[replace(text, grammar=grammar) for text in request.texts])
+        grammar = None if request.source is None else await self.grammars.get(request.source)
         if not self.worker.is_alive():
             raise RequestError("the engine has ended: see the server's log", 503)
         tenant = hashlib.sha256(http.headers.get("authorization", "").encode()).hexdigest()
-        request = replace(request, texts=[replace(text, tenant=tenant) for text in request.texts])
-        events, began = LatestEvents(), time.perf_counter()
+        texts = [replace(text, grammar=grammar, tenant=tenant) for text in request.texts]
+        request, choices = replace(request, texts=texts), [Choice(text, self.token_texts, chat) for text in texts]
+        response, events, began = CompletionResponse(self.model, chat), LatestEvents(), time.perf_counter()
         try:
-            numbers = self.worker.submit(request.texts, events.tell)
+            jobs = self.worker.submit(texts, events.tell)
         except QueueFull:
             raise RequestError(FULL, 429) from None
-        return Pending(http, request, CompletionResponse(self.model, chat), self.answerer, events, numbers, began)
+        return Pending(http, request, choices, response, self.metrics, events, jobs, began)
 
     def _refuse_if_full(self, texts: int) -> None:
         if not self.worker.has_room(texts):
             raise RequestError(FULL, 429)
 
-    async def _stream(self, pending: Pending, place: int, first: Event) -> AsyncIterator[str]:
+    async def _stream(self, pending: Pending, index: int, event: Progress | Result) -> AsyncIterator[str]:
         try:
-            async for piece in pending.stream(place, first):
-                if isinstance(piece, Failure):
-                    message, status = self._count_failure(piece)
-                    self._end(pending)
-                    piece = format_event(make_error(message, status))
+            async for piece in pending.stream(index, event):
                 yield piece
+        except TextFailed as failed:
+            self._end(pending, "error")
+            yield format_event(make_error(str(failed), failed.status))
         except Exception:
-            self._end(pending)  # counted as failed
-            raise
+            self._end(pending)
+            raise  # to `_refuse`
 
-    async def _refuse_unknown(self, request: Request, error: Exception) -> Response:
-        """Count an error of the server itself and return its response; Starlette raises it again for the log."""
-        self.metrics.requests.labels("failed").inc()
+    async def _refuse(self, request: Request, error: Exception) -> Response:
+        """Count an error and return its response; Starlette raises one of the server itself again for the log."""
+        is_refused = isinstance(error, RequestError) and not isinstance(error, TextFailed)
+        self.metrics.count_end("refused" if is_refused else "error")
+        if isinstance(error, RequestError):
+            return refuse(str(error), error.status)
         return refuse(f"the server failed ({type(error).__name__}): see its log", 500)
 
-    def _fail(self, pending: Pending, failure: Failure) -> Response:
-        """End a request of which a text cannot be written."""
-        self._end(pending)
-        return refuse(*self._count_failure(failure))
-
-    def _cancel(self, pending: Pending) -> None:
-        """End a request whose client has disconnected."""
-        if not pending.over:
-            self._end(pending)
-            self.metrics.requests.labels("cancelled").inc()
-
-    def _end(self, pending: Pending) -> None:
+    def _end(self, pending: Pending | None, reason: str | None = None) -> None:
+        """End a request of which texts are still being written, and count it, if there is a reason."""
+        if pending is None or pending.over:
+            return
         pending.over = True
-        for number in pending.numbers:
-            self.worker.cancel(number)
-
-    def _count_failure(self, failure: Failure) -> tuple[str, int]:
-        """Count a text that failed; return the message for its client, and the status."""
-        self.metrics.requests.labels("failed").inc()
-        if isinstance(failure.error, RequestError):  # refused by `generate`, or the server is shutting down
-            return str(failure.error), failure.error.status
-        log.error("a text was not written", exc_info=failure.error)
-        return one_line(str(failure.error) or type(failure.error).__name__, 400), 500
+        for job in pending.jobs:
+            self.worker.cancel(job)
+        if reason is not None:
+            self.metrics.count_end(reason)

@@ -95,7 +95,7 @@ def read_metrics(url, name, label=""):
 
 def count_answers(url):
     """How many texts each replica has written."""
-    ends = [read_metrics(url, "hf_lossy_requests_total", f'end="{end}"') for end in ("stop", "length")]
+    ends = [read_metrics(url, "vllm:request_success_total", f'finished_reason="{end}"') for end in ("stop", "length")]
     return ends[0] + ends[1]
 
 
@@ -143,14 +143,14 @@ def test_texts_are_those_of_generate(url, texts):
         with pytest.raises(openai.BadRequestError, match="temperature"):
             client.completions.create(model="demo", prompt="x", temperature=-1)
         deadline = time.monotonic() + 30
-        while read_metrics(url, "hf_lossy_requests_total", 'end="cancelled"').total() < 1:
+        while read_metrics(url, "vllm:request_success_total", 'finished_reason="abort"').total() < 1:
             assert time.monotonic() < deadline, "a client that is gone cancels its text"
             with client.completions.create(
                 model="demo", prompt="How many", max_tokens=400, temperature=2, stream=True
             ) as stream:
                 next(iter(stream))  # a text may end before its client is gone
             time.sleep(0.3)
-        while read_metrics(url, "hf_lossy_writing").total():
+        while read_metrics(url, "vllm:num_requests_running").total():
             assert time.monotonic() < deadline, "and frees its row"
             time.sleep(0.1)
 

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import openai
 import pytest
 import torch
+from prometheus_client import generate_latest
 from support.serving import serving
 
 import hf_lossy_assist as hla
@@ -336,10 +337,12 @@ def test_metrics_and_health(models):
     with serving(models) as service:
         service.client().completions.create(model="demo", prompt=problems(1)[0], max_tokens=8, temperature=0)
         page = urllib.request.urlopen(service.url.replace("/v1", "/metrics"), timeout=20).read().decode()
-        figures = dict(re.findall(r"^(hf_lossy_\S+) (\S+)$", page, re.MULTILINE))
-        assert float(figures['hf_lossy_requests_total{end="length"}']) == 1
-        assert float(figures['hf_lossy_tokens_total{kind="new"}']) == 8
-        assert float(figures["hf_lossy_request_seconds_count"]) == 1 and float(figures["hf_lossy_writing"]) == 0
+        figures = {name: float(value) for name, value in re.findall(r"^vllm:(\S+) (\S+)$", page, re.MULTILINE)}
+        demo_model = 'model_name="demo"'
+        assert figures[f'request_success_total{{finished_reason="length",{demo_model}}}'] == 1
+        assert figures[f"generation_tokens_total{{{demo_model}}}"] == 8
+        assert figures[f"e2e_request_latency_seconds_count{{{demo_model}}}"] == 1
+        assert figures[f"num_requests_running{{{demo_model}}}"] == 0
         assert "_created" not in page
         assert urllib.request.urlopen(service.url.replace("/v1", "/health"), timeout=20).status == 200
 
@@ -356,8 +359,8 @@ def test_an_error_of_the_server_is_counted(models, monkeypatch, broken, streams)
         raise KeyError("x" * 1000)
 
     def count(service):
-        page = service.server.metrics.page()[0].decode()
-        return [float(re.search(rf'requests_total{{end="{end}"}} (\S+)', page)[1]) for end in ("failed", "cancelled")]
+        page = generate_latest(service.server.metrics.registry).decode()
+        return [float(re.search(rf'finished_reason="{end}".*? (\S+)', page)[1]) for end in ("error", "abort")]
 
     with serving(models) as service:
         body = {"model": "demo", "prompt": "How many", "max_tokens": 2}
@@ -390,8 +393,8 @@ def test_the_first_text_of_a_stream_is_timed(models):
             list(
                 service.client().completions.create(model="demo", prompt=problems(1)[0], max_tokens=most, stream=True)
             )
-        page = service.server.metrics.page()[0].decode()
-        assert "hf_lossy_first_token_seconds_count 2.0" in page
+        page = generate_latest(service.server.metrics.registry).decode()
+        assert 'vllm:time_to_first_token_seconds_count{model_name="demo"} 2.0' in page
 
 
 @pytest.mark.full

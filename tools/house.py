@@ -36,7 +36,8 @@ SHORT = frozenset(
     {
         "artifacts/conditions.py", "cli/__main__.py", "evaluation/lm_eval_models.py",
         "cli/published.py",
-        "artifacts/loading.py", "ray/dataset_writer.py", "registry/discovery.py",
+        "artifacts/loading.py", "ray/dataset_writer.py", "registry/discovery.py", "cli/serve_command.py",
+        "server/settings.py",
     }
 )  # fmt: skip
 # A method's stages are called the same in each method's room.

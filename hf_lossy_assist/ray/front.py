@@ -1,7 +1,9 @@
 """The front of the server's replicas on Ray Serve: each request goes to the replica that holds the beginning of its prompt."""
 
+import asyncio
 import hashlib
 import json
+from collections.abc import AsyncGenerator
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +16,7 @@ from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Mount, Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from ..server.fields import RequestError, format_event, make_error
 from ..server.http import BodyReader, Bounds, refuse
@@ -89,6 +91,24 @@ async def pass_on(replies: DeploymentResponseGenerator, send: Send) -> bool:
     finally:
         replies.cancel()  # frees the rows of a client that is gone
     return True
+
+
+async def answer_request(app: Starlette, scope: Scope, body: bytes) -> AsyncGenerator[Message, None]:
+    """Yield the messages of ASGI with which an application answers a request whose body is known. Closing the iterator ends the request."""
+    messages, bodies = asyncio.Queue[Message | None](), [body]
+
+    async def receive() -> Message:
+        if not bodies:
+            await asyncio.Event().wait()
+        return {"type": "http.request", "body": bodies.pop(), "more_body": False}
+
+    call = asyncio.ensure_future(app(scope, receive, messages.put))
+    call.add_done_callback(lambda _: messages.put_nowait(None))
+    try:
+        while (message := await messages.get()) is not None:
+            yield message
+    finally:
+        call.cancel()
 
 
 def make_front() -> Starlette:

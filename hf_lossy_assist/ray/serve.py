@@ -5,20 +5,21 @@ import inspect
 import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
-from pathlib import Path
+from dataclasses import dataclass, fields, replace
+from typing import Annotated
 
 from prometheus_client import Metric
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import TypeAdapter, ValidationError
 from ray import serve
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from starlette.types import Message, Scope
 
-from ..policy.parse import split_policies
-from ..server.assembly import KEY, ServerSettings, answer_request, check_key, read_policies
 from ..server.http import CLOSING_SECONDS
 from ..server.named_drafters import check_served, load_served
-from ..validation import MOST, MOST_NEW_TOKENS, MOST_ROWS, nearest, one_line, shown
-from .front import REPLICA, make_front
+from ..server.routes import make_server, read_policies
+from ..server.settings import KEY, ServerSettings
+from ..validation import MOST, nearest, one_line, shown
+from .front import REPLICA, answer_request, make_front
 
 
 # Full replicas pass requests to the next ones, so that a beginning that all share does not wait for one replica.
@@ -29,25 +30,19 @@ ROUTER = RequestRouterConfig(
 REPLICAS = "expected a number from 1, or [least, most]"
 
 
-class ReplicaSettings(BaseModel, extra="forbid"):
+@dataclass(frozen=True, kw_only=True)
+class ReplicaSettings(ServerSettings):
     """Arguments of `app`."""
 
     model: str | None = None
     assistant: str | None = None
     drafter: str | None = None
-    policies: str = Field("svip", description="expected policies with commas between them, such as 'svip,strict'")
-    name: str | None = None
-    api_key: str | None = None
     dtype: str = "auto"
     device: str = "auto"
-    batch_size: int = Field(16, ge=1, le=MOST_ROWS)
-    max_waiting: int = Field(256, ge=1, le=1_000_000)
-    max_new_tokens: int = Field(512, ge=1, le=MOST_NEW_TOKENS)
-    max_length: int | None = Field(None, ge=2, le=MOST)
-    grace: float = Field(300, ge=0, le=86_400)
-    replicas: int | tuple[int, int] = Field(1, description=REPLICAS)
-    num_cpus: float = Field(1, ge=0, le=1e6)
-    num_gpus: float = Field(0, ge=0, le=1e6)
+    grace: Annotated[float, (0, 86_400), "seconds for the texts of a replica that is to end"] = 300
+    replicas: int | tuple[int, int] = 1
+    num_cpus: Annotated[float, (0, 1e6), "of each replica"] = 1
+    num_gpus: Annotated[float, (0, 1e6), "of each replica"] = 0
 
 
 def app(args: Mapping[str, object] | None = None, /, **settings: object) -> serve.Application:
@@ -89,7 +84,7 @@ def app(args: Mapping[str, object] | None = None, /, **settings: object) -> serv
     front = serve.deployment(serve.ingress(make_front)()).options(
         name="front", max_ongoing_requests=MOST, ray_actor_options={"num_cpus": 0}, **ending
     )
-    return front.bind(replica.bind(read.model_dump()))
+    return front.bind(replica.bind(read))
 
 
 # Ray takes builders of one parameter.
@@ -97,21 +92,20 @@ app.__signature__ = inspect.Signature([inspect.Parameter("args", inspect.Paramet
 
 
 def _read(args: Mapping[str, object] | None, settings: Mapping[str, object]) -> ReplicaSettings:
-    known = ReplicaSettings.model_fields
     if not isinstance(args, Mapping | None):
         raise TypeError(f"app: expected settings by name, such as app(model=…, assistant=…), got {shown(args)}")
-    given = {**(args or {}), **settings}
-    for name in given.keys() - known.keys():
-        raise ValueError(f"app: {nearest('setting', str(name), known)}")
+    merged, names = {**(args or {}), **settings}, [field.name for field in fields(ReplicaSettings)]
+    for name in merged.keys() - set(names):
+        raise ValueError(f"app: {nearest('setting', str(name), names)}")
     try:
-        read = ReplicaSettings.model_validate(given)
+        read = TypeAdapter(ReplicaSettings).validate_python(merged)
     except ValidationError as error:
         wrong = error.errors()[0]
-        name = str(wrong["loc"][0])
-        raise ValueError(f"{name}: {known[name].description or wrong['msg']}, got {shown(given[name])}") from None
-    read.api_key = os.environ.get(KEY) if read.api_key is None else read.api_key
-    check_key(read.api_key)
-    read_policies(split_policies(read.policies))
+        path = "".join(f"{name}: " for name in wrong["loc"][:1])
+        message = wrong["msg"].removeprefix("Value error, ")
+        raise ValueError(f"{path}{message}" + (f", got {shown(wrong['input'])}" if path else "")) from None
+    read = replace(read, api_key=os.environ.get(KEY) if read.api_key is None else read.api_key)
+    read_policies(read.policies)
     # Ray tells a replica's error in a page.
     check_served(read.model, read.assistant, read.drafter, read.dtype, read.device)
     return read
@@ -120,15 +114,12 @@ def _read(args: Mapping[str, object] | None, settings: Mapping[str, object]) -> 
 class Replica:
     """A server without a port."""
 
-    def __init__(self, given: Mapping[str, object]):
-        settings = ReplicaSettings.model_validate(given)
+    def __init__(self, settings: ReplicaSettings):
         models, drafter = load_served(
             settings.model, settings.assistant, settings.drafter, settings.dtype, settings.device
         )
-        shared = {name: getattr(settings, name) for name in ServerSettings.__dataclass_fields__}
-        shared["name"] = settings.name or ("demo" if settings.model is None else Path(settings.model).name)
-        policies = read_policies(split_policies(settings.policies))
-        self.server = ServerSettings(**shared).make_server(models, drafter, policies)
+        name = settings.name_model(settings.model)
+        self.server = make_server(settings, name, models, drafter, read_policies(settings.policies))
         self.app = self.server.app()
         self.server.worker.start()
 

@@ -1,11 +1,14 @@
-"""The server's routes: /v1/completions, /v1/chat/completions, /v1/models, /metrics and /health."""
+"""The server of loaded models, and its routes: /v1/completions, /v1/chat/completions, /v1/models, /metrics and /health."""
 
 import asyncio
 import hashlib
+import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
@@ -14,11 +17,15 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from ..drafters.base import Drafter
 from ..generation.output import Result
+from ..generation.runner import Runner
 from ..models.introspection import end_tokens
+from ..policy.parse import as_policy, split_policies
+from ..policy.policy import LossyPolicy
 from ..validation import shown
 from .answers import Choice, Pending, TextFailed
-from .fields import RequestError, RequestLimits, format_event, make_error
+from .fields import RequestError, RequestLimits, find_longest, format_event, make_error
 from .grammars import Grammars
 from .http import (
     CLOSING_SECONDS,
@@ -27,12 +34,14 @@ from .http import (
     BodyReader,
     Bounds,
     EventStream,
+    count_connections,
     presents_key,
     refuse,
     refuse_path,
 )
 from .requests import read_request
 from .responses import CompletionResponse, Metrics
+from .settings import ServerSettings
 from .token_logprobs import TokenTexts
 from .worker import LatestEvents, Progress, QueueFull, Worker
 
@@ -195,3 +204,35 @@ class Server:
             self.worker.cancel(job)
         if reason is not None:
             self.metrics.count_end(reason)
+
+
+def make_server(
+    settings: ServerSettings,
+    name: str,
+    models: tuple[Any, Any, Any],
+    drafter: Drafter | None,
+    policies: Mapping[str, LossyPolicy],
+) -> Server:
+    """Return a server. `name`: what clients call the model; `models`: target, draft and tokenizer.
+
+    Raises: `ValueError` or `TypeError`, one line, for what cannot run together.
+    """
+    target, draft, tokenizer = models
+    for policy in policies.values():
+        Runner(policy, draft, tokenizer=tokenizer, drafter=drafter).validate(target)
+    limits = RequestLimits(policies, settings.max_new_tokens, find_longest(target, draft, settings.max_length))
+    worker = Worker(models, policies, settings.batch_size, settings.max_waiting, drafter)
+    worker.check_settings()
+    bounds = Bounds(count_connections(settings.batch_size + settings.max_waiting), grace=settings.grace)
+    return Server(worker, name, limits, settings.api_key, bounds)
+
+
+def read_policies(names: str) -> dict[str, LossyPolicy]:
+    """Return policies, which have commas between them, by the names that requests use: a file or folder by its name, a short form unchanged."""
+    chosen: dict[str, LossyPolicy] = {}
+    for text in split_policies(names):
+        name = Path(text).name if os.path.exists(text) else text  # False for JSON that is too long for a path
+        if name in chosen:
+            raise ValueError(f"policies: two of them are called {shown(name)}: name each once, or rename a file")
+        chosen[name] = as_policy(text)
+    return chosen

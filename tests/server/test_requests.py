@@ -7,11 +7,11 @@ from support import small
 from support.tokenizers_by_kind import build_tokenizer
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.server.assembly import read_policies
 from hf_lossy_assist.server.bodies import ChatBody, read_body
 from hf_lossy_assist.server.fields import RequestError, RequestLimits, find_longest
 from hf_lossy_assist.server.messages import make_turn, read_end, render_chat
 from hf_lossy_assist.server.requests import read_request
+from hf_lossy_assist.server.routes import read_policies
 
 
 CALL = {"id": "1", "function": {"name": "f", "arguments": "{}"}}
@@ -112,10 +112,10 @@ def test_policies_of_one_name_are_refused(tmp_path):
         (tmp_path / folder / "policy").mkdir(parents=True)
         (tmp_path / folder / "policy" / "policy.json").write_text('{"stop": {"name": "constant", "gamma": 3}}')
     first, second = (str(tmp_path / folder / "policy") for folder in ("a", "b"))
-    assert list(read_policies([first, "svip"])) == ["policy", "svip"]
+    assert list(read_policies(f"{first},svip")) == ["policy", "svip"]
     longer = '{"stop": {"name": "constant",' + " " * 5000 + '"gamma": 3}}'
-    assert list(read_policies([longer])) == [longer]
-    for given in ([first, second], ["svip", "svip"]):
+    assert list(read_policies(longer)) == [longer]
+    for given in (f"{first},{second}", "svip,svip"):
         with pytest.raises(ValueError, match="policies: two of them are called"):
             read_policies(given)
 

@@ -15,6 +15,8 @@ from hf_lossy_assist.tasks.math import SHOTS, boxed, equal, exact, number, state
 from hf_lossy_assist.tasks.prompts import read_prompts
 from hf_lossy_assist.tasks.qa import parse_verdict
 
+REASONINGS, ANSWERS = ([shot[name] for shot in SHOTS] for name in ("reasoning", "answer"))
+
 
 @pytest.fixture
 def gsm(tmp_path):
@@ -182,14 +184,14 @@ def test_gsm8k_prompts(gsm, tmp_path):
     assert zero.prompt.startswith("Two and two?") and "The final answer is N" in zero.prompt
     assert GSM8K(gsm).extract(zero, zero.prompt) is None  # a model that repeats the request has not answered
     assert eight.prompt.count("Question: ") == 9 and eight.prompt.endswith("Question: Two and two?\nAnswer:")
-    assert all(f"The final answer is {answer}.\n" in eight.prompt for _, _, answer in SHOTS)
+    assert all(f"The final answer is {answer}.\n" in eight.prompt for answer in ANSWERS)
     with pytest.raises(ValueError, match="shots: expected a whole number from 0 to 8, got 9"):
         GSM8K(gsm, shots=9)
 
 
 def test_our_examples_are_right():
     assert len(SHOTS) == 8
-    for _, reasoning, answer in SHOTS:
+    for reasoning, answer in zip(REASONINGS, ANSWERS, strict=True):
         for left, right in (part.split(" = ", 1) for part in reasoning.split(", ") if part.count(" = ") == 1):
             sums, result = left.split(" is ")[-1].split(" are ")[-1].split(" make ")[-1], right.split()[0].rstrip(".")
             if set(sums) <= set("0123456789 .*/+-"):

@@ -80,10 +80,24 @@ HYBRIDS = {
 }
 
 
+TOKEN_PATTERN = r" ?[A-Za-z]+| ?[0-9]| ?[+=-]|[.,:?!;]"
+
+
+def list_vocabulary() -> list[str]:
+    """Return all tokens of the task, in a fixed order; a word includes the space before it, so texts are concatenations."""
+    lists = task.NAMES, task.ITEMS, task.GAINS, task.LOSSES, task.STYLES, task.KEYS
+    words = set().union(*lists, "Style has Then How many does have now The answer is".split())
+    tables = task.START, task.FIRST, task.NEXT, task.CHECK, task.END
+    for text in (*task.SCENES, *(text for table in tables for text in table.values())):
+        words |= set(re.findall(r"[A-Za-z]+", text))
+    digits = [str(digit) for digit in range(10)]
+    return [*(f" {w}" for w in sorted(words)), *(f" {d}" for d in digits), *digits, *".,:?!;", " +", " -", " ="]
+
+
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    ids = {token: i for i, token in enumerate([PAD, EOS, *task.list_vocabulary()])}
+    ids = {token: i for i, token in enumerate([PAD, EOS, *list_vocabulary()])}
     core = Tokenizer(models.WordLevel(ids, unk_token=PAD))
-    core.pre_tokenizer = pre_tokenizers.Split(Regex(task.TOKEN_PATTERN), behavior="isolated")
+    core.pre_tokenizer = pre_tokenizers.Split(Regex(TOKEN_PATTERN), behavior="isolated")
     core.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(
         tokenizer_object=core,
@@ -135,8 +149,8 @@ def make_batch(step: int, recipe: Recipe, ids: dict[str, int], share: slice) -> 
     """Return `input_ids` and `labels` of one step, both (batch, longest sequence); labels cover the solution and the end."""
     rows, labels = [], []
     for problem in list(islice(task.generate_problems("train", recipe.seed * 1_000_000 + step), recipe.batch))[share]:
-        prompt = [ids[t] for t in re.findall(task.TOKEN_PATTERN, problem.prompt)]
-        solution = [ids[t] for t in re.findall(task.TOKEN_PATTERN, problem.solution)] + [ids[EOS]]
+        prompt = [ids[t] for t in re.findall(TOKEN_PATTERN, problem.prompt)]
+        solution = [ids[t] for t in re.findall(TOKEN_PATTERN, problem.solution)] + [ids[EOS]]
         rows.append(torch.tensor(prompt + solution))
         labels.append(torch.tensor([-100] * len(prompt) + solution))
     pad = torch.nn.utils.rnn.pad_sequence

@@ -176,18 +176,12 @@ def override(target: "PreTrainedModel", given: list[str] | None) -> None:
 
 
 def open_endpoint(role: str, url: str | None, model: str | None, timeout: float) -> "tasks.endpoint.Endpoint":
-    """Connect to the server of --ROLE-url and --ROLE-model, with role "target" or "judge", and check that it answers."""
+    """Connect to the server of --ROLE-url and --ROLE-model, with role "target" or "judge"."""
     if url is None or model is None:
         raise ValueError(
             f"this needs --{role}-url and --{role}-model: an OpenAI-compatible server and a model's name there"
         )
-    endpoint = tasks.endpoint.Endpoint(url, model, timeout=timeout)
-    try:
-        endpoint.check()
-    except BaseException:
-        endpoint.close()
-        raise
-    return endpoint
+    return tasks.endpoint.Endpoint(url, model, timeout=timeout)
 
 
 def with_template(tokenizer: "PreTrainedTokenizerBase", prompts: list[str]) -> list[str]:

@@ -100,19 +100,6 @@ def answer(text: str) -> int | None:
     return int(found[-1]) if found else None
 
 
-def list_vocabulary() -> list[str]:
-    """Return all tokens of the task, in a fixed order; a word includes the space before it, so texts are concatenations."""
-    words = set(NAMES) | set(ITEMS) | set(GAINS) | set(LOSSES) | set(STYLES) | set(KEYS)
-    words |= set("Style has Then How many does have now The answer is".split())
-    for part in (*SCENES, *START.values(), *FIRST.values(), *NEXT.values(), *CHECK.values(), *END.values()):
-        words |= set(re.findall(r"[A-Za-z]+", part))
-    digits = [str(d) for d in range(10)]
-    return [*(f" {w}" for w in sorted(words)), *(f" {d}" for d in digits), *digits, *".,:?!;", " +", " -", " ="]
-
-
-TOKEN_PATTERN = r" ?[A-Za-z]+| ?[0-9]| ?[+=-]|[.,:?!;]"
-
-
 class DemoTask(AnswerTask):
     """The embedded word problems (`hf_lossy_assist.demo`), an endless stream: `problems()` without a limit returns 1000."""
 

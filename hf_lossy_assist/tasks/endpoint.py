@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import lazy_loader
 
-from ..validation import nearest, one_line, require, shown
+from ..validation import one_line, require, shown
 
 
 openai = lazy_loader.load("openai")  # of the extra `api`, and slow to import
@@ -71,18 +71,6 @@ class Endpoint:
         with self._errors():
             reply = self._client.chat.completions.create(model=self.model, **body)
             return self._read(reply.choices[0].message.content)
-
-    def check(self) -> None:
-        """Refuse a server that cannot be reached or does not list the model; one without a list (404, 405) is accepted."""
-        with self._errors():
-            try:
-                names = [model.id for model in self._client.models.list().data]
-            except openai.APIStatusError as error:
-                if error.status_code not in (404, 405):
-                    raise
-                return
-        if self.model not in names:
-            raise ValueError(one_line(f"{self.url}: {nearest('model', self.model, names)}", 500))
 
     def _read(self, text: object) -> str:
         if not isinstance(text, str):

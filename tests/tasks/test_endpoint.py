@@ -57,11 +57,10 @@ def line(excinfo):
 
 
 def test_completions_and_chat(server, endpoint):
-    endpoint.check()
     assert endpoint.complete("count from 6", 20) == Completion(" 7 8 9", True)
     assert endpoint.complete("count from 1", 2, stop=["x"], seed=7) == Completion(" 2 3", False)
     assert endpoint.chat([{"role": "user", "content": "hello"}], 5, 0.5) == "hello (0.5)"
-    assert server.requests[2].body == {
+    assert server.requests[1].body == {
         "model": "target",
         "prompt": "count from 1",
         "max_tokens": 2,
@@ -69,7 +68,7 @@ def test_completions_and_chat(server, endpoint):
         "stop": ["x"],
         "seed": 7,
     }
-    assert "seed" not in server.requests[1].body and "stop" not in server.requests[1].body
+    assert "seed" not in server.requests[0].body and "stop" not in server.requests[0].body
     assert {request.key for request in server.requests} == {"none"}
 
 
@@ -143,42 +142,27 @@ def test_an_address_where_nothing_listens():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     with Endpoint(f"http://127.0.0.1:{port}/v1", "target", retries=0, timeout=5.0) as endpoint:
-        for ask in (endpoint.check, lambda: endpoint.complete("count from 7", 9)):
-            with pytest.raises(ConnectionError, match="check the address") as excinfo:
-                ask()
-            assert str(port) in line(excinfo)
+        with pytest.raises(ConnectionError, match="check the address") as excinfo:
+            endpoint.complete("count from 7", 9)
+        assert str(port) in line(excinfo)
 
 
 def test_keys(monkeypatch):
     with OpenAIServer(words, key="right") as server:
         with Endpoint(server.url, "target", key="wrong") as endpoint:
-            for ask in (endpoint.check, lambda: endpoint.complete("count from 7", 9)):
-                with pytest.raises(PermissionError, match="answered 401") as excinfo:
-                    ask()
-                assert "right" not in line(excinfo)
-            assert len(server.requests) == 2  # a wrong key stays wrong
+            with pytest.raises(PermissionError, match="answered 401") as excinfo:
+                endpoint.complete("count from 7", 9)
+            assert "right" not in line(excinfo) and len(server.requests) == 1  # a wrong key stays wrong
         monkeypatch.setenv("OPENAI_API_KEY", "right\n")
         with Endpoint(server.url, "target") as endpoint:
-            endpoint.check()
             assert endpoint.complete("count from 7", 9).text == " 8 9"
 
 
-def test_models(server):
+def test_a_model_that_the_server_has_not(server):
     with Endpoint(server.url, "targets", retries=0) as endpoint:
-        with pytest.raises(ValueError, match="unknown model 'targets'; there are target. Did you mean 'target'?"):
-            endpoint.check()
-        with pytest.raises(ValueError, match="for the model 'targets'") as excinfo:
+        with pytest.raises(ValueError, match="answered 404 for the model 'targets'") as excinfo:
             endpoint.complete("count from 7", 9)
-        assert "404" in line(excinfo)
-    server.listed = False
-    with Endpoint(server.url, "target") as endpoint:
-        endpoint.check()
-    server.fail("no_choices")
-    with Endpoint(server.url, "target") as endpoint, pytest.raises(ValueError, match="with the /v1"):
-        endpoint.check()
-    server.fail("html")
-    with Endpoint(server.url, "target") as endpoint, pytest.raises(ValueError, match="with the /v1"):
-        endpoint.check()
+        assert "\n" not in line(excinfo)
 
 
 def threads(call, count):

@@ -15,6 +15,7 @@ from hf_lossy_assist.tasks.math import SHOTS, boxed, equal, exact, number, state
 from hf_lossy_assist.tasks.prompts import read_prompts
 from hf_lossy_assist.tasks.qa import parse_verdict
 
+
 REASONINGS, ANSWERS = ([shot[name] for shot in SHOTS] for name in ("reasoning", "answer"))
 
 

@@ -148,7 +148,7 @@ case("a companion of another vocabulary", lambda: sv(companion=llama(60)))
 case("a companion that is an encoder-decoder", lambda: sv(companion=t5()))
 case("a companion that is no folder", lambda: sv(companion="no such folder"))
 case("a companion without a draft model", lambda: sv(assistant_model=None, prompt_lookup_num_tokens=3))
-case("an unknown form of exactness", lambda: hla.SpeculativeVerification(profile(), llama(), exact="ful"))
+case("an unknown form of exactness", lambda: hla.SpeculativeVerification(profile(), llama(), exact="ful"))  # type: ignore[arg-type]
 case("a folder without a profile", lambda: hla.Profile.from_pretrained(Path(__file__).parent))
 case("staged speculation with another vocabulary", lambda: generate(lossy_policy=hla.Staged(llama(60))))
 case("early exit after more layers than there are", lambda: hla.early_exit(target(), 5))

@@ -61,7 +61,7 @@ case("policy text that is not JSON", lambda: generate(lossy_policy="{stop: svip}
 case("policy with a stop for a rule", lambda: hla.LossyPolicy(rule=hla.SVIP()))  # type: ignore[arg-type]
 case("SVIP(h=-1)", lambda: hla.SVIP(h=-1))
 case("SVIP(h=nan)", lambda: hla.SVIP(h=float("nan")))
-case("SVIP(form='x')", lambda: hla.SVIP(form="x"))
+case("SVIP(form='x')", lambda: hla.SVIP(form="x"))  # type: ignore[arg-type]
 case("SVIP(max_draft=2.5)", lambda: hla.SVIP(max_draft=2.5))  # type: ignore[arg-type]
 case("Constant(0)", lambda: hla.Constant(0))
 case("Confidence(2)", lambda: hla.Confidence(2))

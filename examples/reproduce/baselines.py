@@ -6,7 +6,6 @@ Importing this module registers their names. On the command line:
 """
 
 import math
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -20,8 +19,14 @@ STEPS = 60  # of bisection
 BETA1, BETA2, EPSILON = 0.5, 0.9, 0.01  # of Draft & Verify (huggingface.co/papers/2309.08168)
 
 
-@dataclass(frozen=True)
-class Mentored(hla.Pointwise):
+class Mentored(
+    hla.Pointwise,
+    name="mentored",
+    neutral={"budget": 0.0},
+    example={"budget": 0.15},
+    paper="huggingface.co/blog/vivien/optimal-lossy-variant-of-speculative-decoding",
+    ladder=("budget", (0.1, 0.2, 0.5, 1.0)),
+):
     """Accept as much as possible under KL(p‖π) ≤ `budget` nats, where π is the output distribution at a drafted position.
 
     π = max(p/β, min(q, p/α)) with α ≤ 1 ≤ β; a(x) = min(1, p/(α·q)), r = norm((p/β − q)⁺) (Tran-Thien,
@@ -75,8 +80,7 @@ def find_bounds(p: torch.Tensor, q: torch.Tensor, budget: float) -> tuple[torch.
     return fits.exp(), solve(fits)[1]
 
 
-@dataclass(frozen=True)
-class AdaEDL(hla.DraftStop):
+class AdaEDL(hla.DraftStop, name="adaedl", paper="2410.18351"):
     """Stop after a token whose draft entropy H gives too low an acceptance bound: 1 − √(`scale`·H) < λ, H in nats.
 
     Agrawal et al. (huggingface.co/papers/2410.18351). After each round λ, first `threshold`, follows the row's acceptance rate r:
@@ -115,8 +119,7 @@ class AdaEDLRun(hla.StopRun):
                 self.thresholds[row] = min(max(self.thresholds[row] + step, 0.0), 1.0)
 
 
-@dataclass(frozen=True)
-class MovingAverage(hla.DraftStop):
+class MovingAverage(hla.DraftStop, name="moving_average", paper="2406.14066"):
     """Draft the lengths with the most expected tokens per second of the round, by a moving average of each row's acceptance.
 
     Liu et al., SmartSpec (huggingface.co/papers/2406.14066). If a share α of a row's tested tokens is accepted, γ drafted tokens yield
@@ -189,18 +192,6 @@ def plan(alpha: np.ndarray, seconds: list[np.ndarray]) -> list[int]:
             best, chosen = goodput[most], np.bincount(order[: most + 1] // gamma, minlength=len(alpha))
     return [int(n) for n in chosen]
 
-
-hla.register_rule(
-    "mentored",
-    Mentored,
-    guarantee="lossy",
-    neutral={"budget": 0.0},
-    example={"budget": 0.15},
-    paper="huggingface.co/blog/vivien/optimal-lossy-variant-of-speculative-decoding",
-    ladder=("budget", (0.1, 0.2, 0.5, 1.0)),
-)
-hla.register_stop("adaedl", AdaEDL, paper="2410.18351")
-hla.register_stop("moving_average", MovingAverage, paper="2406.14066")
 
 if __name__ == "__main__":
     from hf_lossy_assist.cli import main

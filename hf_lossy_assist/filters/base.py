@@ -1,7 +1,7 @@
 """The base classes of verify filters, with and without a companion model, and staged speculation."""
 
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar
 
@@ -13,7 +13,7 @@ from ..artifacts.loading import load_model
 from ..models.cached_model import CachedModel
 from ..models.introspection import base_of, vocabulary_of
 from ..models.probe import why_not_rows
-from ..registry import Frozen, register_filter, set_base
+from ..registry import Frozen
 from ..round import Draft, Selection, Verified
 from ..rules import RuleRun, Strict, accept
 from ..rules.acceptance import RandomSource
@@ -21,7 +21,7 @@ from ..validation import shown
 
 
 @dataclass(frozen=True)
-class VerifyFilter(Frozen):
+class VerifyFilter(Frozen, kind="filter"):
     """The base of verify filters, which choose after drafting how many tokens the target verifies. `VerifyAll` is neutral."""
 
     lossless: ClassVar[bool] = True
@@ -85,8 +85,7 @@ class FilterRun:
         """Record, after a round, the number of accepted tokens of each row, (B,) int64, and their sum."""
 
 
-@dataclass(frozen=True)
-class VerifyAll(VerifyFilter):
+class VerifyAll(VerifyFilter, name="all"):
     """Verify every drafted token."""
 
     def select(self, draft: Draft, companion: torch.Tensor | None, randomness: RandomSource) -> Selection:
@@ -101,23 +100,6 @@ class CompanionFilter(VerifyFilter):
     """
 
     companion: PreTrainedModel
-
-    def __post_init__(self) -> None:
-        """Raise `TypeError` for an invalid companion. None is for tests of `select`; `generate` refuses it."""
-        if self.companion is not None and not isinstance(self.companion, str | torch.nn.Module):
-            raise TypeError(
-                f"{type(self).__name__}.companion: expected a Transformers model or the name of one, got {shown(self.companion)}"
-            )
-
-    def __eq__(self, other: object) -> bool:
-        """Compare settings; a loaded companion equals only itself."""
-        if type(self) is not type(other):
-            return False
-        pairs = [(getattr(self, f.name), getattr(other, f.name)) for f in fields(self)]
-        return all(a is b or not isinstance(a, torch.nn.Module) and a == b for a, b in pairs)
-
-    def __hash__(self) -> int:
-        return hash((type(self), self.companion if isinstance(self.companion, str) else id(self.companion)))
 
     def reads_companion(self, rows: int) -> bool:
         return True
@@ -165,8 +147,7 @@ def check_companion(draft: PreTrainedModel, companion: PreTrainedModel) -> None:
         raise ValueError(f"the draft has {sizes[0]} token ids, the companion {sizes[1]}: both need the same tokenizer")
 
 
-@dataclass(frozen=True, eq=False)
-class Staged(CompanionFilter):
+class Staged(CompanionFilter, name="staged", paper="2308.04623", example={"companion": "folder or org/name"}):
     """Accept drafted tokens strictly against `companion`, and replace the first rejected one by the companion's correction.
 
     The remaining tokens follow the companion's distributions c, so the target verifies them with q = c. Whether a position remains depends
@@ -192,8 +173,3 @@ class Staged(CompanionFilter):
             companion=companion,
             replaced=torch.where(rejected, at, gamma),
         )
-
-
-set_base("filter", VerifyFilter)
-register_filter("all", VerifyAll)
-register_filter("staged", Staged, paper="2308.04623", example={"companion": "folder or org/name"})

@@ -4,28 +4,33 @@ Kim et al., "Speculative Verification" (huggingface.co/papers/2509.24328); the e
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..artifacts.sv_profile import Profile
 from ..models.introspection import base_of
-from ..registry import register_filter
 from ..round import Draft, Selection
 from ..rules.acceptance import RandomSource
-from ..validation import check_flag, nearest
 from .base import CompanionFilter
 from .goodput import Schedule, acceptance, choose, probs_of, ratio, similarity
 
 
-EXACT = ("full", "prefix", "off")
+Exactness = Literal["full", "prefix", "off"]
 
 
-@dataclass(frozen=True, eq=False)
-class SVFilter(CompanionFilter):
+class SVFilter(
+    CompanionFilter,
+    name="sv",
+    condition='lossless; lossy in sampling with exact="off"',
+    neutral={"exact": "full"},
+    paper="2509.24328",
+    neutral_text='any but exact="off"',
+    example={"profile": "folder or org/name", "companion": "folder or org/name"},
+):
     """Verify a row's i-th drafted token if that is expected to give more tokens per second.
 
     Args:
@@ -41,19 +46,10 @@ class SVFilter(CompanionFilter):
 
     profile: Profile
     companion: PreTrainedModel = field(repr=False)  # a model's repr has many lines
-    exact: str = "full"
+    exact: Exactness = "full"
     corrections: bool = True
     fallback: bool = True
     joint: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not isinstance(self.profile, Profile):
-            raise TypeError(f"Verification.profile: expected a Profile, got {type(self.profile).__name__}")
-        if self.exact not in EXACT:
-            raise ValueError(f"Verification: {nearest('exact', str(self.exact), EXACT)}")
-        check_flag("Verification.corrections", self.corrections)
-        check_flag("Verification.fallback", self.fallback)
 
     @property
     def lossless(self) -> bool:  # type: ignore[override]
@@ -109,15 +105,3 @@ class SVFilter(CompanionFilter):
         verified = choice.would_verify(at.cpu().numpy(), bins.accept[cells.cpu().numpy()])  # (B, L)
         a = ratio(companion[rows, at], q[rows, at])  # (B, V)
         return torch.from_numpy(verified).to(at.device).gather(1, bins.of_a(cells, a))
-
-
-register_filter(
-    "sv",
-    SVFilter,
-    guarantee="depends",
-    condition='lossless; lossy in sampling with exact="off"',
-    neutral={"exact": "full"},
-    paper="2509.24328",
-    neutral_text='any but exact="off"',
-    example={"profile": "folder or org/name", "companion": "folder or org/name"},
-)

@@ -11,11 +11,10 @@ from transformers import PreTrainedModel
 
 from ..models.cached_model import CachedModel
 from ..models.row_model import RowModel
-from ..registry import register_filter
+from ..registry import Factor, Positive
 from ..round import Draft, Selection
 from ..rules.acceptance import RandomSource
 from ..stops.cost_model import KEEP, FixedCosts, MeasuredCosts
-from ..validation import MOST_FACTOR, check_number, check_positive
 from .base import FilterRun, VerifyFilter
 from .survival import Survival, cut, describe
 
@@ -26,8 +25,7 @@ WASTED = 4  # a block is expected to lose one token in so many to the cut
 SHORTEST = 1e-9  # lower bound of a round's seconds, as a divisor
 
 
-@dataclass(frozen=True)
-class AdaptiveTrim(VerifyFilter):
+class AdaptiveTrim(VerifyFilter, name="trim"):
     """Verify a drafted token while the expected gain in accepted tokens is worth the cost.
 
     With π the probability that a token and all before it are accepted, ρ the tokens per second of an average round and t the seconds of
@@ -46,21 +44,16 @@ class AdaptiveTrim(VerifyFilter):
             common unit; measured if `step` is None. `token` 0 cuts nothing.
     """
 
-    step: float | None = None
-    token: float = 0.0
-    fixed: float = 1.0
+    step: Factor | None = None
+    token: Factor = 0.0
+    fixed: Positive = 1.0
     reads_probs: ClassVar[bool] = True
     trims: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_number("AdaptiveTrim.token", self.token, 0.0, MOST_FACTOR)
-        check_positive("AdaptiveTrim.fixed", self.fixed, hint=": a round without drafts takes time too")
-        if self.step is not None:
-            check_number("AdaptiveTrim.step", self.step, 0.0, MOST_FACTOR)
-        elif (self.token, self.fixed) != (0.0, 1.0):
-            raise ValueError(
-                "AdaptiveTrim: token and fixed say what rounds cost beside step: pass step=… too, or neither of them"
-            )
+        super().__post_init__()
+        if self.step is None and (self.token, self.fixed) != (0.0, 1.0):
+            raise ValueError("AdaptiveTrim: token and fixed need step=… beside them")
 
     def start(self) -> "TrimRun":
         return TrimRun(self)
@@ -159,5 +152,3 @@ class TrimRun(FilterRun):
 KNOWN: WeakKeyDictionary[PreTrainedModel, WeakKeyDictionary[PreTrainedModel, dict[Hashable, TrimEstimates]]] = (
     WeakKeyDictionary()
 )
-
-register_filter("trim", AdaptiveTrim)

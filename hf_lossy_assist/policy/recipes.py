@@ -4,11 +4,11 @@ from transformers import PreTrainedModel
 
 from ..artifacts.head import Head
 from ..artifacts.sv_profile import Profile
-from ..filters.sv import SVFilter
+from ..filters.sv import Exactness, SVFilter
 from ..registry import HeadKind, register_method
 from ..rules.head_rules import AllButLast, Judge
 from ..stops import DraftStop
-from ..stops.confidence import SVIP
+from ..stops.confidence import SVIP, SVIPForm
 from ..stops.constant import Constant
 from ..stops.head_stops import HeadStop, SpecDecPP
 from ..validation import LONGEST_DRAFT, check_int
@@ -23,7 +23,9 @@ def strict() -> LossyPolicy:
     return LossyPolicy()
 
 
-def svip(h: float = SVIP.h, c: float = SVIP.c, form: str = SVIP.form, max_draft: int = SVIP.max_draft) -> LossyPolicy:
+def svip(
+    h: float = SVIP.h, c: float = SVIP.c, form: SVIPForm = SVIP.form, max_draft: int = SVIP.max_draft
+) -> LossyPolicy:
     """SVIP: strict acceptance; a row stops drafting when the draft's entropy makes acceptance unlikely. Lossless. Arguments as in `SVIP`."""
     return LossyPolicy(stop=SVIP(h, c, form, max_draft))
 
@@ -84,7 +86,7 @@ def sv(
     profile: Profile,
     companion: PreTrainedModel | str,
     gamma: int | None = None,
-    exact: str = SVFilter.exact,
+    exact: Exactness = SVFilter.exact,
     corrections: bool = SVFilter.corrections,
     fallback: bool = SVFilter.fallback,
 ) -> LossyPolicy:
@@ -100,7 +102,7 @@ def sv(
 
     Raises: `TypeError` or `ValueError`, one line, for an invalid profile and for drafts longer than profiled.
     """
-    filter = SVFilter(profile, companion, exact, corrections, fallback)
+    filter = SVFilter(profile=profile, companion=companion, exact=exact, corrections=corrections, fallback=fallback)
     stop = Constant(profile.gamma if gamma is None else gamma)
     profile.check_length(stop.gamma)
     return LossyPolicy(stop=stop, filter=filter)

@@ -1,9 +1,9 @@
-"""The registry of names: `entry` describes a name, `registry` registers and looks up, `discovery` imports the modules that register."""
+"""The registry of names: `entry` describes a name, `registry` registers and looks up, `settings` is the base of policies and
+their parts, `discovery` imports the modules that register."""
 
 from .discovery import KINDS, Kind
 from .entry import NEEDS, REQUIRED, Entry, HeadKind, Method
 from .registry import (
-    Frozen,
     Names,
     find_entry,
     find_method,
@@ -18,9 +18,22 @@ from .registry import (
     register_stop,
     set_base,
 )
+from .settings import (
+    Amount,
+    Count,
+    DraftLength,
+    Factor,
+    Frozen,
+    Number,
+    Positive,
+    PositiveShare,
+    Several,
+    Share,
+)
 
 
 __all__ = [
+    "Amount", "Count", "DraftLength", "Factor", "Number", "Positive", "PositiveShare", "Several", "Share",
     "KINDS", "NEEDS", "REQUIRED", "Entry", "HeadKind", "Kind", "Method", "Names", "Frozen", "find_entry", "find_method",
     "find_method_for_head", "find_name", "forget", "list_entries", "register_drafter", "register_filter", "register_method", "register_rule",
     "register_stop", "set_base",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ..validation import UNSEEN, nearest, shown
+from ..validation import nearest, shown
 from .discovery import PACKAGE, Kind
 
 
@@ -17,9 +17,7 @@ Need = Literal["head", "profile", "companion"]
 GUARANTEES: tuple[Guarantee, ...] = ("lossless", "lossy", "depends")
 NEEDS: tuple[Need, ...] = ("head", "profile", "companion")
 REQUIRED = "required"
-LONGEST_NAME = 64
-LONGEST_TEXT = 500  # characters of a summary or another line of text
-_NAME = re.compile(r"[a-z][a-z0-9_]*")
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _ARXIV = re.compile(r"\d{4}\.\d{5}")
 
 
@@ -38,21 +36,21 @@ class Entry:
 
     Args:
         make: the class of a rule, stop, filter or drafter; the recipe of a method, a function that returns a `LossyPolicy`.
-        guarantee: "lossless", "lossy", or "depends", on `condition`.
+        guarantee: of a method: "lossless", "lossy", or "depends", on `condition`. A class says it by its attribute `lossless`.
         neutral: parameters, in JSON form, with which a rule is bit-equal to strict acceptance and a filter or method lossless, whatever
             the other parameters. None: every setting is lossless.
-        neutral_text: the same for readers.
+        neutral_text: the same for readers; default: the parameters.
         beside: other parts of a policy, in JSON form, that the neutral setting needs.
         paper: an arXiv number, an address, or the name of an engine; "" for this package.
         summary: one sentence; default: the first line of the docstring.
-        example: a value, in JSON form, for each parameter without a default.
         ladder: a parameter of a lossy rule or method, and values from strict to lax for `hf-lossy tune`.
+        example: a value, in JSON form, for each parameter without a default; default: a value of the ladder.
     """
 
     kind: Kind
     name: str
     make: Callable[..., Any]
-    guarantee: Guarantee
+    guarantee: Guarantee = "lossless"
     summary: str = ""
     neutral: Mapping[str, object] | None = None
     paper: str = ""
@@ -63,30 +61,33 @@ class Entry:
     ladder: tuple[str, tuple[object, ...]] | None = None
 
     def __post_init__(self) -> None:
-        check_name(f"register_{self.kind}", self.name)
         what = f"register_{self.kind}: {self.name}"
+        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
+            raise ValueError(f"register_{self.kind}: expected a name of a-z, 0-9 and _, got {shown(self.name)}")
         if self.summary == "":
             object.__setattr__(self, "summary", (inspect.getdoc(self.make) or "").partition("\n")[0])
-        if not callable(self.make):
-            raise TypeError(f"{what}: expected a class or a function, got {shown(self.make)}")
-        for name in ("guarantee", "paper", "summary", "condition", "neutral_text"):
-            check_line(f"{what}: {name}", getattr(self, name))
-        for name in ("neutral", "beside", "example"):
-            if not isinstance(getattr(self, name) or {}, Mapping):
-                raise TypeError(f"{what}: {name}: expected a dict of parameters, got {shown(getattr(self, name))}")
-        if self.guarantee not in GUARANTEES:
+        if inspect.isclass(self.make):
+            object.__setattr__(self, "guarantee", self._find_guarantee(what))
+        elif self.guarantee not in GUARANTEES:
             raise ValueError(f"{what}: {nearest('guarantee', str(self.guarantee), GUARANTEES)}")
-        if (self.guarantee == "depends") != bool(self.condition):
-            raise ValueError(f"{what}: condition='…' says on what guarantee='depends' depends: pass both or neither")
         if self.guarantee == "lossy" and self.neutral is None:
             raise ValueError(f"{what}: a lossy {self.kind} needs a neutral setting: neutral={{'threshold': 0.0}}")
-        unknown = sorted(set(map(str, self.neutral or {})) - set(self.parameters))
+        unknown = sorted({*(self.neutral or {}), *(self.ladder or ())[:1]} - set(self.parameters))
         if unknown and self.parameters:  # a class without parameters is no dataclass, for which `check_make` raises
-            raise ValueError(f"{what}: neutral: {nearest('parameter', unknown[0], self.parameters)}")
-        if self.ladder is not None and self.parameters and self.ladder[0] not in self.parameters:
-            raise ValueError(f"{what}: ladder: {nearest('parameter', str(self.ladder[0]), self.parameters)}")
-        if not self.summary.endswith("."):
-            raise ValueError(f"{what}: expected a summary that ends with a full stop, got {shown(self.summary)}")
+            raise ValueError(f"{what}: {nearest('parameter', unknown[0], self.parameters)}")
+        if self.ladder is not None and not self.example and self.required == [self.ladder[0]]:
+            name, values = self.ladder
+            object.__setattr__(self, "example", {name: values[len(values) // 2]})
+
+    def _find_guarantee(self, what: str) -> Guarantee:
+        lossless = getattr(self.make, "lossless", True)
+        if self.condition:
+            return "depends"
+        if not isinstance(lossless, bool):
+            raise ValueError(
+                f"{what}: {self.make.__name__}.lossless is a property: say by condition='…' on what it depends"
+            )
+        return "lossless" if lossless else "lossy"
 
     @property
     def parameters(self) -> dict[str, object]:
@@ -115,7 +116,8 @@ class Entry:
     def neutral_in_words(self) -> str:
         """The neutral setting, for readers."""
         if self.neutral_text or self.neutral:
-            return self.neutral_text or ", ".join(f"{name} = {value}" for name, value in (self.neutral or {}).items())
+            settings = ", ".join(f"{name} = {value}" for name, value in (self.neutral or {}).items())
+            return self.neutral_text or settings.replace("-inf", "−∞").replace("inf", "∞")
         return "every setting" if self.parameters else "itself"
 
     @property
@@ -137,30 +139,11 @@ class Method(Entry):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_line(f"register_method: {self.name}: title", self.title)
         for need in self.needs:
             if need not in NEEDS or need not in self.parameters:
                 raise ValueError(f"register_method: {self.name}: needs: the recipe has no parameter {shown(need)}")
         if ("head" in self.needs) != (self.head_kind is not None):
             raise ValueError(f"register_method: {self.name}: needs=('head',) and head_kind= belong together")
-
-
-def check_name(what: str, name: object) -> None:
-    """Raise `ValueError` for a name that JSON forms or the command line cannot contain."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise ValueError(f"{what}: expected a name of a-z, 0-9 and _, got {shown(name)}")
-    if len(name) > LONGEST_NAME:
-        raise ValueError(f"{what}: expected a name of at most {LONGEST_NAME} characters, got {len(name)}")
-
-
-def check_line(what: str, text: object) -> None:
-    """Raise an error for a text with several lines or control characters."""
-    if not isinstance(text, str):
-        raise TypeError(f"{what}: expected a text, got {shown(text)}")
-    if len(text) > LONGEST_TEXT:
-        raise ValueError(f"{what}: expected at most {LONGEST_TEXT} characters, got {len(text)}: {shown(text, 40)}")
-    if UNSEEN.search(text) or set(text) & set("\n\r\t\u2028\u2029"):
-        raise ValueError(f"{what}: expected one line without control characters, got {shown(text)}")
 
 
 def _find_default(parameter: "dataclasses.Field[object]") -> object:
@@ -173,15 +156,9 @@ def check_make(what: str, entry: Entry, base: type | None) -> None:
     """Raise an error for a class or recipe that cannot be listed, serialised or read back."""
     make: Any = entry.make
     if entry.kind == "method":
-        if not all(isinstance(getattr(make, name, None), str) for name in ("__name__", "__qualname__", "__module__")):
-            raise TypeError(
-                f"{what}: expected a recipe with a name of its own, got {shown(make)}: write a function, def …"
-            )
         return
-    if not inspect.isclass(make):
-        raise TypeError(f"{what}: expected a class, got {shown(make)}")
-    if base is not None and not issubclass(make, base):
-        raise TypeError(f"{what}: expected a subclass of {base.__name__}, got {shown(make)}")
+    if not inspect.isclass(make) or (base is not None and not issubclass(make, base)):
+        raise TypeError(f"{what}: expected a subclass of {base and base.__name__}, got {shown(make)}")
     # `vars`: a subclass of a dataclass that is no dataclass inherits the parameters of its base. Drafters, never part of a policy, may be any class.
     params = vars(make).get("__dataclass_params__")
     if entry.kind != "drafter" and (params is None or not params.frozen):
@@ -194,9 +171,4 @@ def check_make(what: str, entry: Entry, base: type | None) -> None:
         raise TypeError(
             f"{what}: {make.__name__} takes {', '.join(taken) or 'nothing'}, and its fields are {', '.join(fields) or 'none'}: "
             "its JSON form is made of the fields, so each parameter must be one, and no more (without an __init__ of its own)"
-        )
-    lossless = getattr(make, "lossless", None)  # a property may return either
-    if isinstance(lossless, bool) and entry.guarantee != "depends" and lossless != (entry.guarantee == "lossless"):
-        raise ValueError(
-            f"{what}: guarantee={entry.guarantee!r}, and {make.__name__}.lossless is {lossless}: mend one"
         )

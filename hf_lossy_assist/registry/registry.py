@@ -4,13 +4,9 @@ JSON forms, `lossy_policy="name"`, the command line, the catalogue, model cards 
 register before they use a name or, for the command line, in a module that is an entry point of the group "hf_lossy_assist".
 """
 
-import functools
-import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
-
-from typing_extensions import Self
 
 from ..validation import nearest
 from .discovery import ENTRIES, KINDS, Kind, import_builtin_entries, import_entries, is_initialising
@@ -18,7 +14,6 @@ from .entry import Entry, Guarantee, Method, check_make
 
 
 T = TypeVar("T", bound=Callable[..., object])
-S = TypeVar("S", bound="Frozen")
 _bases: dict[Kind, type] = {}
 
 
@@ -27,27 +22,33 @@ def set_base(kind: Kind, cls: type) -> None:
     _bases[kind] = cls
 
 
-def register_rule(name: str, cls: T, *, guarantee: Guarantee, summary: str = "", **more: Any) -> T:
-    """Register an acceptance rule and return its class. `more`: other fields of `Entry`, such as `neutral`.
+def register_rule(name: str, cls: T, **entry: Any) -> T:
+    """Register an acceptance rule and return its class. `entry`: other fields of `Entry`, such as `neutral`.
 
     Raises: `ValueError` or `TypeError`, one line, for a name that is taken and for an inconsistent entry.
     """
-    return _register(Entry("rule", name, cls, guarantee, summary, **more))
+    return register(Entry("rule", name, cls, **entry))
 
 
-def register_stop(name: str, cls: T, *, summary: str = "", **more: Any) -> T:
-    """Register a draft stop and return its class. Stops are always lossless: they decide how much is drafted, not what is accepted."""
-    return _register(Entry("stop", name, cls, "lossless", summary, **more))
+def register_stop(name: str, cls: T, **entry: Any) -> T:
+    """Register a draft stop, as `register_rule` does a rule. It decides how much is drafted, not what is accepted: it is lossless."""
+    return register(Entry("stop", name, cls, **entry))
 
 
-def register_filter(name: str, cls: T, *, guarantee: Guarantee = "lossless", summary: str = "", **more: Any) -> T:
-    """Register a verify filter and return its class. Arguments and errors as in `register_rule`."""
-    return _register(Entry("filter", name, cls, guarantee, summary, **more))
+def register_filter(name: str, cls: T, **entry: Any) -> T:
+    """Register a verify filter, as `register_rule` does a rule."""
+    return register(Entry("filter", name, cls, **entry))
 
 
-def register_drafter(name: str, cls: T, *, summary: str = "", **more: Any) -> T:
-    """Register a drafter and return its class. Drafters are always lossless, since the target verifies their proposals."""
-    return _register(Entry("drafter", name, cls, "lossless", summary, **more))
+def register_drafter(name: str, cls: T, **entry: Any) -> T:
+    """Register a drafter, as `register_rule` does a rule. It is lossless, since the target verifies its proposals."""
+    return register(Entry("drafter", name, cls, **entry))
+
+
+def register_class(name: str, cls: type, **entry: Any) -> None:
+    """Register a class as what its base class is."""
+    kind = next(kind for kind, base in _bases.items() if issubclass(cls, base))
+    register(Entry(kind, name, cls, **entry))
 
 
 def register_method(name: str, *, recipe: T, guarantee: Guarantee, summary: str = "", **more: Any) -> T:
@@ -55,10 +56,11 @@ def register_method(name: str, *, recipe: T, guarantee: Guarantee, summary: str 
 
     `generate(…, lossy_policy="name", head=…)` passes "head", "profile" and "companion" to parameters of these names.
     """
-    return _register(Method("method", name, recipe, guarantee, summary, **more))
+    return register(Method("method", name, recipe, guarantee, summary, **more))
 
 
-def _register(entry: Entry) -> Any:
+def register(entry: Entry) -> Any:
+    """Register an entry and return its class or recipe."""
     if not is_initialising(entry.make):
         import_builtin_entries()  # otherwise names of modules that are not imported yet would look free
     check_make(f"register_{entry.kind}: {entry.name}", entry, _bases.get(entry.kind))
@@ -139,27 +141,6 @@ class Names(Mapping[str, Any]):
 
     def __repr__(self) -> str:
         return f"<{self._kind}s: {', '.join(self)}>"
-
-
-_signature: Callable[[type], inspect.Signature] = functools.cache(inspect.signature)
-
-
-class Frozen:
-    """The base of policies and their parts, which are immutable: a deep copy is the object itself, with the same companion and heads.
-
-    Transformers deep-copies a generation config, which may hold a policy, several times per call. Pickling makes a new object. Unknown
-    parameters raise a `TypeError` with the known ones.
-    """
-
-    def __new__(cls, *args: object, **kwargs: object) -> Self:
-        known = _signature(cls).parameters if kwargs else {}  # torch.compile follows `Strict()` in rules
-        unknown = next((name for name in kwargs if name not in known), None)
-        if unknown is not None and all(each.kind is not each.VAR_KEYWORD for each in known.values()):
-            raise TypeError(nearest(f"parameter of {cls.__name__}", unknown, known))
-        return super().__new__(cls)
-
-    def __deepcopy__(self: S, memo: dict[int, object]) -> S:
-        return self
 
 
 @dataclass(frozen=True)

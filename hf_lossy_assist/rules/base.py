@@ -7,12 +7,12 @@ rejection the correction is drawn from r, so that the output distribution is q·
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
 from ..artifacts.features import FeatureSpec
-from ..registry import Frozen, register_rule, set_base
+from ..registry import Frozen
 from ..round import Verdict, Verified
 from ..tensors import argmax, at_places
 from ..validation import shown
@@ -67,7 +67,7 @@ def above_draft(p: torch.Tensor, verified: Verified, at: torch.Tensor) -> torch.
 
 
 @dataclass(frozen=True)
-class AcceptanceRule(Frozen):
+class AcceptanceRule(Frozen, kind="rule"):
     """The settings of a rule, and the base of every rule; state during a call belongs to `RuleRun`. The defaults are strict acceptance.
 
     Greedy: accept x iff x = argmax p. Sampling: a(x) = min(1, p(x)/q(x)), r = norm((p − q)⁺)
@@ -96,11 +96,11 @@ class AcceptanceRule(Frozen):
     features: ClassVar[FeatureSpec | None] = None
     scope: ClassVar[str] = "prefix"
 
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
+    def __init_subclass__(cls, **keywords: Any) -> None:
         changed = vars(cls).keys() & {"scope", "accepts", "start", "matches", "probability"}
         if changed and "scope" not in changed:
             cls.scope = "block" if changed & {"accepts", "start"} else "prefix"
+        super().__init_subclass__(**keywords)  # registers the class
 
     def judge(self, features: torch.Tensor) -> torch.Tensor:
         """Return which drafted tokens the rule's head accepts, (B, γ, H) → (B, γ) bool: the round's `Verified.head_accepts`."""
@@ -180,8 +180,7 @@ class RuleRun:
         """Replace the state of `row` by that of row 0 of `other`, the run of a single-row call. A run with state for each row overrides this."""
 
 
-@dataclass(frozen=True)
-class Strict(AcceptanceRule):
+class Strict(AcceptanceRule, name="strict", paper="2211.17192"):
     """Lossless acceptance: the output has exactly the target's distribution."""
 
     lossless: ClassVar[bool] = True
@@ -194,7 +193,3 @@ def accepted_by(run: RuleRun, verified: Verified, coins: torch.Tensor | None) ->
     if run.rule.lossless or not run.rule.accepts_all_strict:
         return accepted
     return accepted | Strict().accepts(verified, coins)
-
-
-set_base("rule", AcceptanceRule)
-register_rule("strict", Strict, guarantee="lossless", paper="2211.17192")

@@ -1,21 +1,18 @@
 """Rules that decide on a draft's tokens jointly, and one that ignores them."""
 
 import math
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
-from ..registry import register_rule
+from ..registry import Amount, Count, Several, Share
 from ..round import Verified
 from ..tensors import in_parts, largest
-from ..validation import check_int, check_number
 from .base import AcceptanceRule, Strict, above_draft, ratios
 from .distributions import Distributions, answers
 
 
-@dataclass(frozen=True)
-class BlockVerification(AcceptanceRule):
+class BlockVerification(AcceptanceRule, name="block_verification", paper="2403.10444"):
     """Accept whole blocks losslessly: at least as many tokens in expectation as token-by-token acceptance.
 
     With w₀ = 1, wᵢ = min(1, wᵢ₋₁·p(xᵢ)/q(xᵢ)): accept the longest i whose coin is below hᵢ = Sᵢ/(Sᵢ + 1 − wᵢ), Sᵢ = Σ (wᵢ·p − q)⁺
@@ -66,8 +63,9 @@ def _above(logits: torch.Tensor, q: torch.Tensor, w: torch.Tensor) -> torch.Tens
     return logits.softmax(dim=-1).mul_(w[..., None]).sub_(q).clamp_(min=0.0).sum(dim=-1)
 
 
-@dataclass(frozen=True)
-class FLy(AcceptanceRule):
+class FLy(
+    AcceptanceRule, name="fly", neutral={"entropy": math.inf}, paper="2511.22972", ladder=("entropy", (0.9, 0.6, 0.3))
+):
     """Keep a rejected token where the target is uncertain and strict acceptance takes the next W drafted tokens.
 
     Accept xᵢ where strict acceptance does, or where p(xᵢ) > 0, the entropy −Σ p·ln p over the `top_k` most likely tokens (not
@@ -76,14 +74,9 @@ class FLy(AcceptanceRule):
     Neutral: entropy = ∞.
     """
 
-    window: int = 6
-    entropy: float = 0.3
-    top_k: int = 3
-
-    def __post_init__(self) -> None:
-        check_int("FLy.window", self.window, 0)
-        check_number("FLy.entropy", self.entropy, 0.0, math.inf)
-        check_int("FLy.top_k", self.top_k, 1)
+    window: Count = 6
+    entropy: Amount = 0.3
+    top_k: Several = 3
 
     def accepts(self, verified: Verified, coins: torch.Tensor | None) -> torch.Tensor:
         gamma = verified.draft.gamma
@@ -101,15 +94,16 @@ class FLy(AcceptanceRule):
         return (entropy >= self.entropy) & (dists.px > 0)
 
 
-@dataclass(frozen=True)
-class SyntheticForBenchmarks(AcceptanceRule):
+class SyntheticForBenchmarks(
+    AcceptanceRule, name="synthetic_for_benchmarks", neutral={"rate": None}, paper="vLLM, SGLang"
+):
     """Accept each drafted token with a fixed probability, for benchmarks only: to time a given acceptance rate.
 
     a(x) = `rate`, r = p, so the distribution is rate·q + (1 − rate)·p; greedy: the same coins and the target's argmax (vLLM's and
     SGLang's synthetic acceptance). The text is meaningless, and less may be accepted than by strict acceptance. Neutral: rate = None.
     """
 
-    rate: float | None = None
+    rate: Share | None = None
     scope: ClassVar[str] = "position"
     accepts_all_strict: ClassVar[bool] = False
     nestable: ClassVar[bool] = False
@@ -117,10 +111,6 @@ class SyntheticForBenchmarks(AcceptanceRule):
     @property
     def needs_coins(self) -> bool:  # type: ignore[override]
         return self.rate is not None
-
-    def __post_init__(self) -> None:
-        if self.rate is not None:
-            check_number("SyntheticForBenchmarks.rate", self.rate, 0.0, 1.0)
 
     def probability(self, verified: Verified) -> torch.Tensor:
         strict = super().probability(verified)
@@ -136,18 +126,3 @@ class SyntheticForBenchmarks(AcceptanceRule):
         if self.rate is None:
             return super().correction(verified, at)
         return verified.p_at(at)
-
-
-register_rule("block_verification", BlockVerification, guarantee="lossless", paper="2403.10444")
-register_rule(
-    "fly",
-    FLy,
-    guarantee="lossy",
-    neutral={"entropy": math.inf},
-    neutral_text="entropy = ∞",
-    paper="2511.22972",
-    ladder=("entropy", (0.9, 0.6, 0.3)),
-)
-register_rule(
-    "synthetic_for_benchmarks", SyntheticForBenchmarks, guarantee="lossy", neutral={"rate": None}, paper="vLLM, SGLang"
-)

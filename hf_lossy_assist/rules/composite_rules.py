@@ -6,21 +6,9 @@ from dataclasses import dataclass
 import torch
 
 from ..artifacts.features import FeatureSpec
-from ..registry import register_rule
 from ..round import Verdict, Verified, lazy_property
 from ..validation import check_nesting, shown
 from .base import SCOPES, AcceptanceRule, RuleRun, accepted_by
-
-
-def check_part(name: str, rule: object) -> None:
-    """Raise an error for a rule that cannot be nested."""
-    if not isinstance(rule, AcceptanceRule):
-        raise TypeError(f"{name}: expected a rule such as TopK(4), got {shown(rule)}")
-    if not rule.nestable:
-        raise ValueError(
-            f"{name}: {type(rule).__name__} decides alone and cannot be combined: use it as the rule itself"
-        )
-    check_nesting(name, rule.depth + 1 if isinstance(rule, CompositeRule) else 1)
 
 
 def widest_scope(at_least: str) -> lazy_property[str]:
@@ -41,10 +29,21 @@ class CompositeRule(AcceptanceRule):
     trusts_stop = any_part("trusts_stop")
     needs_coins = any_part("needs_coins")
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for rule in self.parts:
+            if not isinstance(rule, AcceptanceRule):
+                raise TypeError(f"{type(self).__name__}: expected a rule such as TopK(4), got {shown(rule)}")
+            if not rule.nestable:
+                raise ValueError(
+                    f"{type(rule).__name__} decides alone and cannot be combined: use it as the rule itself"
+                )
+        check_nesting(type(self).__name__, self.depth)
+
     @property
     def parts(self) -> tuple[AcceptanceRule, ...]:
         """The nested rules."""
-        raise NotImplementedError(f"{type(self).__name__} needs a property parts")
+        raise NotImplementedError
 
     @lazy_property
     def depth(self) -> int:
@@ -71,8 +70,14 @@ class CompositeRule(AcceptanceRule):
             rule.check_mode(sampling)
 
 
-@dataclass(frozen=True)
-class Union(CompositeRule):
+class Union(
+    CompositeRule,
+    name="union",
+    condition="as the rules inside",
+    neutral={"rules": [{"name": "top_k", "k": 0}, {"name": "lenience", "lenience": 1.0}]},
+    neutral_text="each of them neutral",
+    example={"rules": ["typical", {"name": "top_k", "k": 4}]},
+):
     """Accept what any of several rules accepts with the same coins; after a rejection use the first rule's correction.
 
     a = max of the rules' a; r and the greedy correction are the first rule's (they differ only for `Ensemble` and `Cascade`).
@@ -87,13 +92,8 @@ class Union(CompositeRule):
     scope = widest_scope("position")
 
     def __post_init__(self) -> None:
-        if isinstance(self.rules, str) or not isinstance(self.rules, Sequence) or not self.rules:
-            raise TypeError(
-                f"Union.rules: expected several rules such as (TopK(4), Typical()), got {shown(self.rules)}"
-            )
         object.__setattr__(self, "rules", tuple(self.rules))
-        for rule in self.rules:
-            check_part("Union.rules", rule)
+        super().__post_init__()
         if not self.modes:
             names = ", ".join(f"{type(rule).__name__} ({' and '.join(rule.modes)})" for rule in self.rules)
             raise ValueError(f"Union.rules: no kind of decoding has all of them: {names}")
@@ -143,14 +143,3 @@ class UnionRun(RuleRun):
         assert isinstance(other, UnionRun)
         for run, other_run in zip(self.runs, other.runs, strict=True):
             run.take(row, other_run)
-
-
-register_rule(
-    "union",
-    Union,
-    guarantee="depends",
-    condition="as the rules inside",
-    neutral={"rules": [{"name": "top_k", "k": 0}, {"name": "lenience", "lenience": 1.0}]},
-    neutral_text="each of them neutral",
-    example={"rules": ["typical", {"name": "top_k", "k": 4}]},
-)

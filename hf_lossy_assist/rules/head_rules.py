@@ -1,21 +1,25 @@
 """Rules with hidden states, or with a stop that reads them: SPRINTER and AutoJudge."""
 
 import math
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
 from ..artifacts.features import FeatureSpec
 from ..artifacts.head import Head
-from ..registry import register_rule
+from ..registry import Share
 from ..round import Verified
-from ..validation import check_number
 from .base import AcceptanceRule
 
 
-@dataclass(frozen=True)
-class AllButLast(AcceptanceRule):
+class AllButLast(
+    AcceptanceRule,
+    name="all_but_last",
+    neutral={},
+    neutral_text="one drafted token a round",
+    paper="2502.04557",
+    beside={"stop": {"name": "constant", "gamma": 1}},
+):
     """Accept all drafted tokens of a row unchecked except the last, which is verified strictly: SPRINTER's rule.
 
     a = 1 before the last drafted token, min(1, p/q) for it, r = norm((p − q)⁺) (Zhong et al., Algorithm 2,
@@ -34,8 +38,15 @@ class AllButLast(AcceptanceRule):
         return super().probability(verified).masked_fill(self.unchecked(verified), 1.0)
 
 
-@dataclass(frozen=True, eq=False)
-class Judge(AcceptanceRule):
+class Judge(
+    AcceptanceRule,
+    eq=False,
+    name="judge",
+    neutral={"threshold": 0.0},
+    paper="2504.20039",
+    example={"head": "folder or org/name"},
+    ladder=("threshold", (0.02, 0.05, 0.1, 0.2, 0.4)),
+):
     """Keep a token that strict acceptance would reject if a trained head finds it unimportant: AutoJudge's rule.
 
     a(x) = 1 where P(important) < `threshold`, else min(1, p/q); r = norm((p − q)⁺) (Garipov et al., §3.3,
@@ -48,11 +59,10 @@ class Judge(AcceptanceRule):
     """
 
     head: Head
-    threshold: float | None = None
+    threshold: Share | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.head, Head):
-            raise TypeError(f"Judge.head: expected a Head, got {type(self.head).__name__}")
+        super().__post_init__()
         if self.head.config.polarity != "important":
             raise ValueError(
                 f"Judge needs a head that says P(important), this one says P({self.head.config.polarity}): use it with Sprinter, "
@@ -61,12 +71,9 @@ class Judge(AcceptanceRule):
         if self.head.config.features.model == "companion":
             raise ValueError("Judge: a head that reads a companion has no companion here")
         if self.threshold is None:
-            if self.head.config.threshold is None:
-                raise ValueError(
-                    "this head names no threshold of its own: choose one from 0 (strict) to 1, AutoJudge(head, threshold)"
-                )
             object.__setattr__(self, "threshold", self.head.config.threshold)
-        check_number("Judge.threshold", self.threshold, 0.0, 1.0)
+            if self.threshold is None:
+                raise ValueError("Judge: this head names no threshold: choose one from 0 (strict) to 1")
 
     def _key(self) -> tuple[str, FeatureSpec, float | None]:
         return self.head.digest, self.features, self.threshold
@@ -102,23 +109,3 @@ class Judge(AcceptanceRule):
                 raise ValueError("Judge: the head has not been asked about these tokens (Verified.head_accepts)")
             return torch.zeros_like(verified.tokens, dtype=torch.bool)
         return verified.head_accepts
-
-
-register_rule(
-    "all_but_last",
-    AllButLast,
-    guarantee="lossy",
-    neutral={},
-    neutral_text="one drafted token a round",
-    paper="2502.04557",
-    beside={"stop": {"name": "constant", "gamma": 1}},
-)
-register_rule(
-    "judge",
-    Judge,
-    guarantee="lossy",
-    neutral={"threshold": 0.0},
-    paper="2504.20039",
-    example={"head": "folder or org/name"},
-    ladder=("threshold", (0.02, 0.05, 0.1, 0.2, 0.4)),
-)

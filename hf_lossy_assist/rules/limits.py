@@ -2,24 +2,30 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from functools import partial
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
 
-from ..registry import register_rule
+from ..registry import Count, Share
 from ..round import Verdict, Verified
 from ..tensors import in_parts, on_device
 from ..validation import check_int, check_number, shown
 from .base import AcceptanceRule, RuleRun, Strict, accepted_by, overshoots
-from .composite_rules import CompositeRule, check_part, widest_scope
+from .composite_rules import CompositeRule, widest_scope
 
 
 WINDOW = 100  # tokens of the window of `per_100`
 
 
-@dataclass(frozen=True)
-class Limited(CompositeRule):
+class Limited(
+    CompositeRule,
+    name="limited",
+    condition="as the rule inside",
+    neutral={"per_request": 0},
+    neutral_text="per_request = 0; without any limit it is the rule itself",
+    example={"rule": {"name": "top_k", "k": 4}},
+):
     """Apply a rule where limits permit it, and strict acceptance elsewhere.
 
     At a position closed by a limit, a and r are strict acceptance's, elsewhere the rule's. An acceptance is lossy if strict acceptance
@@ -37,29 +43,22 @@ class Limited(CompositeRule):
     """
 
     rule: AcceptanceRule
-    per_request: int | None = None
-    per_100: int | None = None
+    per_request: Count | None = None
+    per_100: Count | None = None
     inside: tuple[int, int] | None = None
     never: tuple[int, ...] = ()
-    max_top1: float | None = None
-    max_overshoot: float | None = None
+    max_top1: Share | None = None
+    max_overshoot: Annotated[float, partial(check_number, low=1.0, high=math.inf)] | None = None
     accepts_all_strict: ClassVar[bool] = False  # part of `accepted_by` for the nested rule
     scope = widest_scope("prefix")
 
     def __post_init__(self) -> None:
-        check_part("Limited.rule", self.rule)
-        for name in ("per_request", "per_100"):
-            if getattr(self, name) is not None:
-                check_int(f"Limited.{name}", getattr(self, name), 0)
+        super().__post_init__()
         if self.inside is not None:
             object.__setattr__(self, "inside", _ids("inside", self.inside))
             if len(self.inside) != 2 or self.inside[0] == self.inside[1]:
                 raise ValueError(f"Limited.inside: expected two different token ids, got {shown(list(self.inside))}")
         object.__setattr__(self, "never", _ids("never", self.never))
-        if self.max_top1 is not None:
-            check_number("Limited.max_top1", self.max_top1, 0.0, 1.0)
-        if self.max_overshoot is not None:
-            check_number("Limited.max_overshoot", self.max_overshoot, 1.0, math.inf)
 
     @property
     def parts(self) -> tuple[AcceptanceRule, ...]:
@@ -189,14 +188,3 @@ def at_end(prompts: Sequence[torch.Tensor], marks: tuple[int, int]) -> torch.Ten
     """Return whether each row's text ends inside a span, (rows,) bool."""
     no = torch.zeros(1, dtype=torch.bool, device=prompts[0].device)
     return torch.cat([within(prompt[None], marks, no)[:, -1] for prompt in prompts])
-
-
-register_rule(
-    "limited",
-    Limited,
-    guarantee="depends",
-    condition="as the rule inside",
-    neutral={"per_request": 0},
-    neutral_text="per_request = 0; without any limit it is the rule itself",
-    example={"rule": {"name": "top_k", "k": 4}},
-)

@@ -1,23 +1,22 @@
 """Rules that sample exactly from a mixture of p and q."""
 
 import math
-from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 
-from ..registry import register_rule
+from ..registry import Number, Share
 from ..round import Verified
 from ..tensors import argmax, at_places, in_parts, looks_are_free, passing
-from ..validation import check_number, nearest
 from .base import Strict
 from .distributions import Distributions, answers
 from .pointwise import Pointwise
 
 
-@dataclass(frozen=True)
-class Ensemble(Pointwise):
+class Ensemble(
+    Pointwise, name="ensemble", neutral={"weight": 1.0}, paper="2604.07622", ladder=("weight", (0.9, 0.75, 0.5))
+):
     """Decode from the weighted average of both models, w·p + (1 − w)·q, at every drafted position.
 
     a(x) = min(1, 1 − w + w·p/q), r = norm((p − q)⁺); greedy: the argmax of the average (DIVERSED's static form,
@@ -25,11 +24,8 @@ class Ensemble(Pointwise):
     Needs q. Neutral: w = 1.
     """
 
-    weight: float
+    weight: Share
     needs_draft_probs: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_number("Ensemble.weight", self.weight, 0.0, 1.0)
 
     def chance(self, dists: Distributions) -> torch.Tensor:
         return (1 - self.weight + self.weight * (dists.px / dists.qx)).clamp(max=1.0)
@@ -55,11 +51,15 @@ class Ensemble(Pointwise):
 
 
 ROUNDING = 1e-3  # generous bound for log max p − log p(x): tokens this close to the bar are compared as probabilities
-FORMS = ("opt", "chow", "diff", "token")
 
 
-@dataclass(frozen=True)
-class Cascade(Pointwise):
+class Cascade(
+    Pointwise,
+    name="cascade",
+    neutral={"alpha": -math.inf},
+    paper="2405.19261",
+    ladder=("alpha", (-0.2, 0.0, 0.2, 0.5)),
+):
     """Follow the draft where it is about as confident as the target, and defer to the target elsewhere: speculative cascades.
 
     Samples exactly from π: a(x) = min(1, π/q), r = norm((π − q)⁺), with π = q where the draft is followed and π = p elsewhere. It is followed
@@ -73,15 +73,10 @@ class Cascade(Pointwise):
     form is not combined with strict acceptance, since its distribution would then differ from π. Needs q. Neutral: α = −∞.
     """
 
-    alpha: float
-    form: str = "opt"
+    alpha: Number
+    form: Literal["opt", "chow", "diff", "token"] = "opt"
     needs_draft_probs: ClassVar[bool] = True
     scope: ClassVar[str] = "position"
-
-    def __post_init__(self) -> None:
-        check_number("Cascade.alpha", self.alpha, -math.inf, math.inf)
-        if self.form not in FORMS:
-            raise ValueError(f"Cascade: {nearest('form', str(self.form), FORMS)}")
 
     @property
     def accepts_all_strict(self) -> bool:  # type: ignore[override]
@@ -131,24 +126,3 @@ class Cascade(Pointwise):
     def _inside(self, p: torch.Tensor) -> torch.Tensor:
         """Return 1_T, (..., V)."""
         return passing(torch.ge, p, (1 - self.alpha) * p.amax(dim=-1, keepdim=True))
-
-
-register_rule(
-    "cascade",
-    Cascade,
-    guarantee="lossy",
-    neutral={"alpha": -math.inf},
-    neutral_text="alpha = −∞",
-    paper="2405.19261",
-    example={"alpha": 0.5},
-    ladder=("alpha", (-0.2, 0.0, 0.2, 0.5)),
-)
-register_rule(
-    "ensemble",
-    Ensemble,
-    guarantee="lossy",
-    neutral={"weight": 1.0},
-    paper="2604.07622",
-    example={"weight": 0.5},
-    ladder=("weight", (0.9, 0.75, 0.5)),
-)

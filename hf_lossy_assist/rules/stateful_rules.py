@@ -3,22 +3,22 @@
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
-from ..registry import register_rule
+from ..registry import Amount, Count, Several, Share
 from ..round import Verdict, Verified
-from ..validation import check_int, check_number, shown
+from ..validation import check_int, shown
 from .base import AcceptanceRule, RuleRun
 
 
 Pair = tuple[int, int]
 
 
-@dataclass(frozen=True)
-class CSD(AcceptanceRule):
+class CSD(
+    AcceptanceRule, name="csd", neutral={"ratio": 1.0}, paper="2604.13634", ladder=("ratio", (0.8, 0.6, 0.4, 0.2))
+):
     """Accept a mismatch that occurred before, if the target finds the drafted token almost as likely as its first choice.
 
     A mismatch is a pair of the target's choice y = argmax p and the drafted x. a(x) = 1 where x was rejected for y at least `seen` times and
@@ -31,14 +31,13 @@ class CSD(AcceptanceRule):
         known: pairs (y, x) of token ids that are accepted from the start, such as those of earlier calls.
     """
 
-    ratio: float
-    seen: int = 2
+    ratio: Share
+    seen: Several = 2
     known: tuple[Pair, ...] = ()
     scope: ClassVar[str] = "position"
 
     def __post_init__(self) -> None:
-        check_number("CSD.ratio", self.ratio, 0.0, 1.0)
-        check_int("CSD.seen", self.seen, 1)
+        super().__post_init__()
         pairs = self.known
         if not isinstance(pairs, list | tuple) or not all(isinstance(p, list | tuple) and len(p) == 2 for p in pairs):
             raise TypeError(
@@ -98,8 +97,14 @@ class CSDRun(RuleRun):
         return [list(zip(ys, xs, strict=True)) for ys, xs in zip(choices, verified.tokens.tolist(), strict=True)]
 
 
-@dataclass(frozen=True)
-class RegretBudget(AcceptanceRule):
+class RegretBudget(
+    AcceptanceRule,
+    name="regret_budget",
+    neutral={"budget": 0.0},
+    neutral_text="budget = 0, or per_block = 0",
+    paper="2608.03447",
+    ladder=("budget", (0.5, 1.0, 2.0, 4.0)),
+):
     """Accept mismatches while a request's total regret stays within a budget.
 
     The regret of x is max z − z(x), z the target's processed logits. Accept x where it is the argmax, or where the request's regrets,
@@ -108,17 +113,11 @@ class RegretBudget(AcceptanceRule):
     For greedy decoding. A token that a processor forbids is never accepted. Neutral: budget = 0, or per_block = 0.
     """
 
-    budget: float
-    local: float = math.inf
-    per_block: int | None = None
+    budget: Amount
+    local: Amount = math.inf
+    per_block: Count | None = None
     modes: ClassVar[tuple[str, ...]] = ("greedy",)
     scope: ClassVar[str] = "prefix"
-
-    def __post_init__(self) -> None:
-        check_number("RegretBudget.budget", self.budget, 0.0, math.inf)
-        check_number("RegretBudget.local", self.local, 0.0, math.inf)
-        if self.per_block is not None:
-            check_int("RegretBudget.per_block", self.per_block, 0)
 
     def start(self, prompts: Sequence[torch.Tensor]) -> "RegretRun":
         return RegretRun(self, torch.zeros(len(prompts), device=prompts[0].device))
@@ -157,24 +156,3 @@ class RegretRun(RuleRun):
     def take(self, row: int, other: RuleRun) -> None:
         assert isinstance(other, RegretRun)
         self.spent[row] = other.spent[0]
-
-
-register_rule(
-    "csd",
-    CSD,
-    guarantee="lossy",
-    neutral={"ratio": 1.0},
-    paper="2604.13634",
-    example={"ratio": 0.5},
-    ladder=("ratio", (0.8, 0.6, 0.4, 0.2)),
-)
-register_rule(
-    "regret_budget",
-    RegretBudget,
-    guarantee="lossy",
-    neutral={"budget": 0.0},
-    neutral_text="budget = 0, or per_block = 0",
-    paper="2608.03447",
-    example={"budget": 0.5},
-    ladder=("budget", (0.5, 1.0, 2.0, 4.0)),
-)

@@ -1,38 +1,42 @@
 """Rules that compare p(x) with a threshold, fixed or lowered where the target is uncertain."""
 
 import math
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
-from ..registry import register_rule
-from ..validation import check_number
+from ..registry import Amount, PositiveShare, Share
 from .distributions import Distributions
 from .pointwise import Pointwise
 
 
-@dataclass(frozen=True)
-class Typical(Pointwise):
+class Typical(
+    Pointwise,
+    name="typical",
+    neutral={"epsilon": 1.0, "delta": math.inf},
+    paper="2401.10774",
+    ladder=("epsilon", (0.5, 0.3, 0.15, 0.09)),
+):
     """Accept a drafted token whose probability exceeds a threshold that is lower where the target is uncertain.
 
     a(x) = 1 where p(x) > min(ε, δ·e^(−H(p))), else strict; greedy: the same set; r = norm((p − q)⁺) (Cai et al., Medusa, §2.3.1,
     huggingface.co/papers/2401.10774; ε = 0.09 and δ = 0.3 are the values in its code). Neutral: ε = 1, δ = ∞.
     """
 
-    epsilon: float = 0.09
-    delta: float = 0.3
-
-    def __post_init__(self) -> None:
-        check_number("Typical.epsilon", self.epsilon, 0.0, 1.0)
-        check_number("Typical.delta", self.delta, 0.0, math.inf)
+    epsilon: Share = 0.09
+    delta: Amount = 0.3
 
     def keeps(self, dists: Distributions) -> torch.Tensor:
         return dists.px > ((-dists.entropy).exp() * self.delta).clamp(max=self.epsilon)
 
 
-@dataclass(frozen=True)
-class EntropyVerify(Pointwise):
+class EntropyVerify(
+    Pointwise,
+    name="entropy_verify",
+    neutral={"alpha": 0.0, "threshold": 1.0},
+    paper="vLLM-Ascend",
+    ladder=("alpha", (0.2, 0.4, 1.0, 2.0)),
+):
     """Apply strict acceptance with a higher acceptance probability where the target is uncertain.
 
     a(x) = min(1, p(x)/(t·q(x))), t = min(`threshold`, e^(−α·H(p))); r = norm((p − q)⁺): "entropy verify" of vLLM-Ascend
@@ -40,21 +44,22 @@ class EntropyVerify(Pointwise):
     Neutral: α = 0, threshold 1.
     """
 
-    alpha: float = 0.4
-    threshold: float = 0.95
+    alpha: Amount = 0.4
+    threshold: PositiveShare = 0.95
     modes: ClassVar[tuple[str, ...]] = ("sampling",)
-
-    def __post_init__(self) -> None:
-        check_number("EntropyVerify.alpha", self.alpha, 0.0, math.inf)
-        _check_positive("EntropyVerify.threshold", self.threshold)
 
     def chance(self, dists: Distributions) -> torch.Tensor:
         t = (-self.alpha * dists.entropy).exp().clamp(max=self.threshold)
         return (dists.px / (t * dists.qx)).clamp(max=1.0)
 
 
-@dataclass(frozen=True)
-class Thresholds(Pointwise):
+class Thresholds(
+    Pointwise,
+    name="thresholds",
+    neutral={"single": 1.0, "accumulated": 1.0},
+    paper="SGLang",
+    ladder=("single", (0.8, 0.6, 0.4, 0.2)),
+):
     """Accept a token with high probability, and every other one with a higher chance than strict acceptance.
 
     a(x) = 1 where p(x) ≥ `single`, else max(min(1, p/q), min(1, p/`accumulated`)); r = norm((p − q)⁺): SGLang's
@@ -62,13 +67,9 @@ class Thresholds(Pointwise):
     strict acceptance is added. For sampling. Neutral: 1 and 1.
     """
 
-    single: float = 1.0
-    accumulated: float = 1.0
+    single: Share = 1.0
+    accumulated: Share = 1.0
     modes: ClassVar[tuple[str, ...]] = ("sampling",)
-
-    def __post_init__(self) -> None:
-        check_number("Thresholds.single", self.single, 0.0, 1.0)
-        check_number("Thresholds.accumulated", self.accumulated, 0.0, 1.0)
 
     def chance(self, dists: Distributions) -> torch.Tensor:
         chance = (dists.px / max(self.accumulated, 1e-9)).clamp(max=1.0)  # SGLang's floor
@@ -76,30 +77,26 @@ class Thresholds(Pointwise):
         return torch.maximum(dists.strict, chance).masked_fill(likely, 1.0)
 
 
-@dataclass(frozen=True)
-class Lenience(Pointwise):
+class Lenience(
+    Pointwise,
+    name="lenience",
+    neutral={"lenience": 1.0},
+    paper="2211.17192",
+    ladder=("lenience", (0.8, 0.6, 0.4, 0.2)),
+):
     """Apply strict acceptance with q scaled by l: no token becomes more than 1/l times as likely as under the target.
 
     a(x) = min(1, p(x)/(l·q(x))), r = norm((p − q)⁺); greedy: accept x iff p(x) > l·max p or x = argmax p (Leviathan et al.,
     A.5, huggingface.co/papers/2211.17192, where the inequality of the greedy form is misprinted). Neutral: l = 1.
     """
 
-    lenience: float
-
-    def __post_init__(self) -> None:
-        _check_positive("Lenience.lenience", self.lenience)
+    lenience: PositiveShare
 
     def keeps(self, dists: Distributions) -> torch.Tensor:
         return (-dists.gap).exp() > self.lenience
 
     def chance(self, dists: Distributions) -> torch.Tensor:
         return (dists.px / (self.lenience * dists.qx)).clamp(max=1.0)
-
-
-def _check_positive(name: str, value: float) -> None:
-    check_number(name, value, 0.0, 1.0)
-    if value == 0:
-        raise ValueError(f"{name}: expected a number above 0 and up to 1, got 0, which would accept everything")
 
 
 def kl(dists: Distributions) -> torch.Tensor:
@@ -110,8 +107,13 @@ def kl(dists: Distributions) -> torch.Tensor:
     return (terms.sum(dim=-1, keepdim=True) + dists.top.log()).clamp(min=0.0)
 
 
-@dataclass(frozen=True)
-class KLJudge(Pointwise):
+class KLJudge(
+    Pointwise,
+    name="kl_judge",
+    neutral={"threshold": 0.0},
+    paper="2601.04766",
+    ladder=("threshold", (0.05, 0.1, 0.2, 0.5)),
+):
     """Accept any drafted token where the two distributions are close and the target is not confident: a judge without training.
 
     a(x) = 1 where KL(p‖q) < `threshold` and max p ≤ `confident`, else strict; greedy: the same positions; r = norm((p − q)⁺)
@@ -119,59 +121,10 @@ class KLJudge(Pointwise):
     from q that they keep in p, KL is infinite. Needs q. Neutral: threshold 0.
     """
 
-    threshold: float
-    confident: float = 0.9
+    threshold: Amount
+    confident: Share = 0.9
     needs_draft_probs: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_number("KLJudge.threshold", self.threshold, 0.0, math.inf)
-        check_number("KLJudge.confident", self.confident, 0.0, 1.0)
 
     def keeps(self, dists: Distributions) -> torch.Tensor:
         close = kl(dists) < self.threshold
         return dists.for_tokens(close & (dists.top <= self.confident))
-
-
-register_rule(
-    "entropy_verify",
-    EntropyVerify,
-    guarantee="lossy",
-    neutral={"alpha": 0.0, "threshold": 1.0},
-    paper="vLLM-Ascend",
-    ladder=("alpha", (0.2, 0.4, 1.0, 2.0)),
-)
-register_rule(
-    "lenience",
-    Lenience,
-    guarantee="lossy",
-    neutral={"lenience": 1.0},
-    paper="2211.17192",
-    example={"lenience": 0.5},
-    ladder=("lenience", (0.8, 0.6, 0.4, 0.2)),
-)
-register_rule(
-    "thresholds",
-    Thresholds,
-    guarantee="lossy",
-    neutral={"single": 1.0, "accumulated": 1.0},
-    paper="SGLang",
-    ladder=("single", (0.8, 0.6, 0.4, 0.2)),
-)
-register_rule(
-    "typical",
-    Typical,
-    guarantee="lossy",
-    neutral={"epsilon": 1.0, "delta": math.inf},
-    neutral_text="epsilon = 1, delta = ∞",
-    paper="2401.10774",
-    ladder=("epsilon", (0.5, 0.3, 0.15, 0.09)),
-)
-register_rule(
-    "kl_judge",
-    KLJudge,
-    guarantee="lossy",
-    neutral={"threshold": 0.0},
-    paper="2601.04766",
-    example={"threshold": 0.1},
-    ladder=("threshold", (0.05, 0.1, 0.2, 0.5)),
-)

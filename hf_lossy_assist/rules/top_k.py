@@ -1,15 +1,11 @@
 """Rules by rank: accept a drafted token that is among the target's first choices."""
 
-import math
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
-from ..registry import register_rule
-from ..round import Verified
+from ..registry import Amount, Count, Several, Share
 from ..tensors import largest, passing
-from ..validation import check_int, check_number
 from .distributions import Distributions
 from .pointwise import Pointwise
 
@@ -25,29 +21,27 @@ def ranks(dists: Distributions) -> torch.Tensor:
     return ahead.add_(passing(torch.gt, scores, score)).sum(dim=-1, keepdim=True).to(torch.int64)
 
 
-@dataclass(frozen=True)
-class TopK(Pointwise):
+class TopK(
+    Pointwise,
+    name="top_k",
+    neutral={"k": 0},
+    neutral_text="k = 0, and in greedy decoding k = 1",
+    paper="2504.20039",
+    ladder=("k", (2, 3, 4, 8)),
+):
     """Accept a drafted token that is among the target's k most likely ones: AutoJudge's baseline.
 
     a(x) = 1 where fewer than k tokens have a higher p than x (the lower id wins a tie), else strict; r = norm((p − q)⁺)
     (Garipov et al., §4.1, huggingface.co/papers/2504.20039). Neutral: k = 0, and in greedy decoding k = 1.
     """
 
-    k: int
-
-    def __post_init__(self) -> None:
-        check_int("TopK.k", self.k, 0)
-
-    def ranks(self, verified: Verified) -> torch.Tensor:
-        """Return the number of tokens that the target prefers to each drafted one, (B, γ)."""
-        return ranks(Distributions.of(verified)).squeeze(-1)
+    k: Count
 
     def keeps(self, dists: Distributions) -> torch.Tensor:
         return ranks(dists) < self.k
 
 
-@dataclass(frozen=True)
-class RelaxedTopK(Pointwise):
+class RelaxedTopK(TopK, name="relaxed_top_k", neutral={"k": 1}, paper="TensorRT-LLM", ladder=("k", (2, 4, 8))):
     """Accept a drafted token that is among the target's k most likely ones and not much less likely than the first.
 
     Accept x iff rank(x) < k and p(x) ≥ max p − δ, in probabilities, else the target's argmax: TensorRT-LLM's relaxed
@@ -55,40 +49,39 @@ class RelaxedTopK(Pointwise):
     applies to reasoning only: `Limited(RelaxedTopK(), inside=(begin, end))`. Neutral: k = 1.
     """
 
-    k: int = 10
-    delta: float = 0.6
+    k: Several = 10
+    delta: Share = 0.6
     modes: ClassVar[tuple[str, ...]] = ("greedy",)
 
-    def __post_init__(self) -> None:
-        check_int("RelaxedTopK.k", self.k, 1)
-        check_number("RelaxedTopK.delta", self.delta, 0.0, 1.0)
-
     def keeps(self, dists: Distributions) -> torch.Tensor:
-        return (ranks(dists) < self.k) & (dists.px >= dists.top - self.delta)
+        return super().keeps(dists) & (dists.px >= dists.top - self.delta)
 
 
-@dataclass(frozen=True)
-class TopKTolerance(Pointwise):
+class TopKTolerance(
+    TopK,
+    name="top_k_tolerance",
+    neutral={"k": 1},
+    neutral_text="k = 1, the default; tolerance = 0 accepts no more than exact ties",
+    paper="vLLM's speculators",
+    ladder=("k", (2, 3, 5)),
+):
     """Accept a drafted token that is among the target's k most likely ones and within a log-probability of the first.
 
     Accept x iff rank(x) < k and log max p − log p(x) ≤ `tolerance`, else the target's argmax: `verifier_accept_k` and `accept_tolerance`
     of vLLM's speculators, where values up to 5 cost little. For greedy decoding. Neutral: k = 1; `tolerance` 0 accepts only exact ties.
     """
 
-    k: int = 1
-    tolerance: float = 0.0
+    k: Several = 1
+    tolerance: Amount = 0.0
     modes: ClassVar[tuple[str, ...]] = ("greedy",)
 
-    def __post_init__(self) -> None:
-        check_int("TopKTolerance.k", self.k, 1)
-        check_number("TopKTolerance.tolerance", self.tolerance, 0.0, math.inf)
-
     def keeps(self, dists: Distributions) -> torch.Tensor:
-        return (ranks(dists) < self.k) & (dists.gap <= self.tolerance)
+        return super().keeps(dists) & (dists.gap <= self.tolerance)
 
 
-@dataclass(frozen=True)
-class MARS(Pointwise):
+class MARS(
+    Pointwise, name="mars", neutral={"threshold": 1.0}, paper="2601.15498", ladder=("threshold", (0.95, 0.9, 0.8, 0.7))
+):
     """Accept the target's second choice where its logit is close to that of the first.
 
     a(x) = 1 where x is the second choice and z₂/z₁ > `threshold`, z₁ ≥ z₂ the target's two largest processed logits, else strict; greedy:
@@ -96,44 +89,9 @@ class MARS(Pointwise):
     added to all logits: where z₁ ≤ 0, as after logit normalisation, the rule accepts nothing. Neutral: threshold 1.
     """
 
-    threshold: float = 0.9
-
-    def __post_init__(self) -> None:
-        check_number("MARS.threshold", self.threshold, 0.0, 1.0)
+    threshold: Share = 0.9
 
     def keeps(self, dists: Distributions) -> torch.Tensor:
         first, second = largest(dists.logits, 2).split(1, dim=-1)  # (..., 1) each
         close = (first > 0) & (second > self.threshold * first)
         return close & (dists.at(dists.logits) >= second)
-
-
-register_rule(
-    "relaxed_top_k", RelaxedTopK, guarantee="lossy", neutral={"k": 1}, paper="TensorRT-LLM", ladder=("k", (2, 4, 8))
-)
-register_rule(
-    "top_k",
-    TopK,
-    guarantee="lossy",
-    neutral={"k": 0},
-    neutral_text="k = 0, and in greedy decoding k = 1",
-    paper="2504.20039",
-    example={"k": 4},
-    ladder=("k", (2, 3, 4, 8)),
-)
-register_rule(
-    "top_k_tolerance",
-    TopKTolerance,
-    guarantee="lossy",
-    neutral={"k": 1},
-    paper="vLLM's speculators",
-    neutral_text="k = 1, the default; tolerance = 0 accepts no more than exact ties",
-    ladder=("k", (2, 3, 5)),
-)
-register_rule(
-    "mars",
-    MARS,
-    guarantee="lossy",
-    neutral={"threshold": 1.0},
-    paper="2601.15498",
-    ladder=("threshold", (0.95, 0.9, 0.8, 0.7)),
-)

@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteria
 
 from ..artifacts.features import FeatureSpec
-from ..registry import Frozen, set_base
+from ..registry import Frozen
 from ..validation import check_nesting, shown
 
 
@@ -23,7 +23,7 @@ def entropy(logits: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class DraftStop(Frozen):
+class DraftStop(Frozen, kind="stop"):
     """The settings of a stop: immutable, with a JSON form from the names and values of the fields.
 
     A stateless stop has a field `max_draft`, or overrides `longest`, and overrides one method: `should_stop`, called after each drafted
@@ -52,17 +52,12 @@ class DraftStop(Frozen):
     @property
     def longest(self) -> int:
         """The maximum number of tokens that a round drafts for a row: the field `max_draft`."""
-        if "max_draft" not in {field.name for field in fields(self)}:
-            raise NotImplementedError(f"{type(self).__name__} needs a property longest, or a field max_draft")
         return int(self.max_draft)  # type: ignore[attr-defined]
 
     def with_longest(self, gamma: int) -> "DraftStop":
         """Return a copy with longest draft `gamma` (`num_assistant_tokens=` of a call). Raises: `ValueError` without a field `max_draft`."""
         if "max_draft" not in {field.name for field in fields(self)}:
-            raise ValueError(
-                f"num_assistant_tokens: {type(self).__name__} has no field max_draft that could be set to {gamma}: leave it out, or give the "
-                "stop one (or a method with_longest)"
-            )
+            raise ValueError(f"num_assistant_tokens: {type(self).__name__} has no field max_draft: leave it out")
         return replace(self, max_draft=gamma)  # type: ignore[call-arg]
 
     def check(
@@ -80,10 +75,7 @@ class DraftStop(Frozen):
 
     def should_stop(self, input_ids: torch.Tensor, scores: Scores, **kwargs: Any) -> torch.Tensor:
         """Return which rows stop after the last drafted token, (B,) bool. For stateless stops; arguments as in `StopRun.after_token`."""
-        raise NotImplementedError(
-            f"{type(self).__name__} needs a method should_stop(input_ids, scores, **kwargs), or a start(rows) that returns a StopRun "
-            "with an after_token of its own, or adaptive = False"
-        )
+        raise NotImplementedError(f"{type(self).__name__} needs a method should_stop, or adaptive = False")
 
 
 class StopRun(StoppingCriteria):
@@ -179,6 +171,3 @@ def check_stop(name: str, value: object) -> None:
     if not isinstance(value, DraftStop):
         raise TypeError(f"{name}: expected a stop such as SVIP(), got {shown(value)}")
     check_nesting(name, value.depth + 1)
-
-
-set_base("stop", DraftStop)

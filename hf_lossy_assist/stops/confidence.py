@@ -1,18 +1,18 @@
 """Stops without training, on the drafted token's probability or the draft's entropy."""
 
-import math
-from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..registry import register_stop
-from ..validation import LONGEST_DRAFT, check_int, check_number, shown
+from ..registry import Amount, DraftLength, Share
 from .base import DraftStop, Scores, entropy
 
 
-@dataclass(frozen=True)
-class Confidence(DraftStop):
+SVIPForm = Literal["bound", "entropy"]
+
+
+class Confidence(DraftStop, name="confidence", paper="Transformers"):
     """Stop after a token whose draft probability is below `threshold`; Transformers' `assistant_confidence_threshold`.
 
     `threshold=0` never stops early. Transformers' default is 0.4 with at most 20 tokens. `reads="head"` compares what the drafter estimates
@@ -20,15 +20,9 @@ class Confidence(DraftStop):
     the doubtful token.
     """
 
-    threshold: float = 0.4
-    max_draft: int = 20
-    reads: str = "probability"
-
-    def __post_init__(self) -> None:
-        check_number("Confidence.threshold", self.threshold, 0.0, 1.0)
-        check_int("Confidence.max_draft", self.max_draft, 1, LONGEST_DRAFT)
-        if self.reads not in ("probability", "head"):
-            raise ValueError(f'Confidence.reads: expected "probability" or "head", got {shown(self.reads)}')
+    threshold: Share = 0.4
+    max_draft: DraftLength = 20
+    reads: Literal["probability", "head"] = "probability"
 
     @property
     def reads_confidence(self) -> bool:
@@ -39,7 +33,7 @@ class Confidence(DraftStop):
     ) -> None:
         if self.reads_confidence and not getattr(draft, "gives_confidence", False):
             raise ValueError(
-                f'Confidence(reads="head") stops by a DSpark drafter\'s confidence head, and {type(draft).__name__} has none: leave reads out'
+                f'Confidence(reads="head"): {type(draft).__name__} has no confidence head: leave reads out'
             )
 
     def should_stop(
@@ -49,14 +43,11 @@ class Confidence(DraftStop):
             q = scores[-1].float().softmax(dim=-1)
             return q.gather(-1, input_ids[:, -1:].to(q.device)).squeeze(-1) < self.threshold
         if features is None:
-            raise ValueError(
-                'Confidence(reads="head"): this loop passes no confidence of the drafter on: leave reads out'
-            )
+            raise ValueError('Confidence(reads="head"): this loop passes no confidence on: leave reads out')
         return ~(features[:, 0] >= self.threshold)  # NaN stops too
 
 
-@dataclass(frozen=True)
-class SVIP(DraftStop):
+class SVIP(DraftStop, name="svip", paper="2411.18462"):
     """Stop after a token whose draft entropy H makes acceptance unlikely: √(c·H) > h, H in nats.
 
     Zhang et al., SVIP (huggingface.co/papers/2411.18462), Eq. 6: the acceptance rate is at least about 1 − √(c·H). Two forms:
@@ -67,22 +58,11 @@ class SVIP(DraftStop):
     The uncertain token stays in the draft, which has 1 to `max_draft` tokens (40 in the paper). `h=math.inf` never stops early.
     """
 
-    h: float = 0.3
-    c: float = 0.15
-    form: str = "bound"
-    max_draft: int = 40
-
-    def __post_init__(self) -> None:
-        check_number("SVIP.h", self.h, 0.0, math.inf)
-        check_number("SVIP.c", self.c, 0.0, math.inf)
-        check_int("SVIP.max_draft", self.max_draft, 1, LONGEST_DRAFT)
-        if self.form not in ("bound", "entropy"):
-            raise ValueError(f'SVIP.form: expected "bound" (√(c·H) > h) or "entropy" (√H > h), got {shown(self.form)}')
+    h: Amount = 0.3
+    c: Amount = 0.15
+    form: SVIPForm = "bound"
+    max_draft: DraftLength = 40
 
     def should_stop(self, input_ids: torch.Tensor, scores: Scores, **kwargs: object) -> torch.Tensor:
         scale = self.c if self.form == "bound" else 1.0
         return (scale * entropy(scores[-1])).sqrt() > self.h
-
-
-register_stop("confidence", Confidence, paper="Transformers")
-register_stop("svip", SVIP, paper="2411.18462")

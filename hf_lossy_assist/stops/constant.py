@@ -1,23 +1,18 @@
 """Stops that do not read the draft: constant length, by the last round, by the number of rows."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
-from ..registry import register_stop
+from ..registry import DraftLength
 from ..validation import LONGEST_DRAFT, check_int, shown
 from .base import DraftStop, StopRun
 
 
-@dataclass(frozen=True)
-class Constant(DraftStop):
+class Constant(DraftStop, name="constant", paper="2211.17192"):
     """Always draft `gamma` tokens (Leviathan et al.); 5 is the constant baseline of the SVIP and SPRINTER papers."""
 
-    gamma: int = 5
+    gamma: DraftLength = 5
     adaptive: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        check_int("Constant.gamma", self.gamma, 1, LONGEST_DRAFT)
 
     @property
     def longest(self) -> int:
@@ -27,19 +22,18 @@ class Constant(DraftStop):
         return Constant(gamma)
 
 
-@dataclass(frozen=True)
-class Heuristic(DraftStop):
+class Heuristic(DraftStop, name="heuristic", paper="Transformers"):
     """Draft two tokens more after a round with all tokens accepted, else one less; between 1 and `max_draft`.
 
     Transformers' "heuristic" schedule with the cap of the SVIP paper's baseline. Each row has a separate length.
     """
 
-    initial: int = 5
-    max_draft: int = 40
+    initial: DraftLength = 5
+    max_draft: DraftLength = 40
     adaptive: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        check_int("Heuristic.initial", self.initial, 1, LONGEST_DRAFT)
+        super().__post_init__()
         check_int("Heuristic.max_draft", self.max_draft, self.initial, LONGEST_DRAFT)
 
     def with_longest(self, gamma: int) -> "Heuristic":
@@ -68,8 +62,7 @@ class HeuristicRun(StopRun):
             self.lengths[row] = min(length + 2, self.settings.max_draft) if n == d else max(length - 1, 1)
 
 
-@dataclass(frozen=True)
-class BatchSchedule(DraftStop):
+class BatchSchedule(DraftStop, name="batch_schedule", paper="vLLM, TensorRT-LLM", example={"table": [[1, 8], [8, 2]]}):
     """Choose γ by the number of unfinished rows: `table` lists pairs (rows, γ), and the last one with at most that many rows applies.
 
     `{1: 7, 4: 5, 32: 2}` drafts 7 tokens for 1 to 3 rows, 5 for 4 to 31, and 2 from 32; γ may be 0. The table must start at 1 row.
@@ -113,8 +106,3 @@ class BatchSchedule(DraftStop):
 
 def _is_pair(value: object) -> bool:
     return isinstance(value, list | tuple) and len(value) == 2
-
-
-register_stop("constant", Constant, paper="2211.17192")
-register_stop("heuristic", Heuristic, paper="Transformers")
-register_stop("batch_schedule", BatchSchedule, paper="vLLM, TensorRT-LLM", example={"table": [[1, 8], [8, 2]]})

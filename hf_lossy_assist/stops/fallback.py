@@ -2,19 +2,16 @@
 
 import time
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
 from transformers import PreTrainedModel
 
-from ..registry import register_stop
-from ..validation import check_int, check_number, check_positive
+from ..registry import PositiveShare, Several, Share
 from .composite_stops import CompositeStopRun, WrappingStop
 from .draft_switch import DraftSwitch, Remembered, SwitchRule
 
 
-@dataclass(frozen=True)
-class Fallback(WrappingStop):
+class Fallback(WrappingStop, name="fallback", example={"stop": "svip"}):
     """Use `stop` while drafting pays, and the target alone while it does not, from measurements during the call.
 
     Let n̄ be the mean number of tokens per row of a round, T the median seconds of a drafting round, and T₀ of a plain one. Drafting speeds
@@ -37,30 +34,16 @@ class Fallback(WrappingStop):
         trials: the maximum cost of trials, as a share of all rounds' seconds.
     """
 
-    margin: float = 0.05
-    first: int = 3
-    window: int = 8
-    wait: int = 32
-    trials: float = 0.02
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_number("Fallback.margin", self.margin, 0.0, 1.0)
-        check_positive("Fallback.trials", self.trials, 1.0)
-        for name in ("first", "window", "wait"):
-            check_int(f"Fallback.{name}", getattr(self, name), 1)
+    margin: Share = 0.05
+    first: Several = 3
+    window: Several = 8
+    wait: Several = 32
+    trials: PositiveShare = 0.02
 
     @property
     def rule(self) -> SwitchRule:
         """When drafting is switched off and on."""
         return SwitchRule(self.margin, self.first, self.window, self.wait, self.trials)
-
-    @property
-    def longest(self) -> int:
-        return self.stop.longest
-
-    def with_longest(self, gamma: int) -> "Fallback":
-        return replace(self, stop=self.stop.with_longest(gamma))
 
     def start(self, rows: int) -> "FallbackRun":
         return FallbackRun(self, rows)
@@ -103,5 +86,3 @@ class FallbackRun(CompositeStopRun):
 OFF: WeakKeyDictionary[PreTrainedModel, WeakKeyDictionary[PreTrainedModel, dict[Hashable, dict[int, Remembered]]]] = (
     WeakKeyDictionary()
 )
-
-register_stop("fallback", Fallback, example={"stop": "svip"})

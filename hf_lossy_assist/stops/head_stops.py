@@ -9,8 +9,7 @@ import torch
 
 from ..artifacts.features import FeatureSpec
 from ..artifacts.head import Head
-from ..registry import register_stop
-from ..validation import LONGEST_DRAFT, check_int, check_number
+from ..registry import DraftLength, Share
 from .base import DraftStop, Scores, StopRun
 
 
@@ -22,11 +21,8 @@ class HiddenStateStop(DraftStop):
     reads: ClassVar[tuple[str, str]]  # the position, and a description of the state for errors
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         name, (position, what) = type(self).__name__, self.reads
-        if not isinstance(self.head, Head):
-            raise TypeError(
-                f"{name}.head: expected a head (hla.Head.from_pretrained(…)), got {type(self.head).__name__}"
-            )
         spec, polarity = self.head.config.features, self.head.config.polarity
         if (spec.model, spec.position, polarity) != ("draft", position, "acceptable"):
             raise ValueError(
@@ -56,8 +52,7 @@ class HiddenStateStop(DraftStop):
         return features
 
 
-@dataclass(frozen=True, eq=False)
-class HeadStop(HiddenStateStop):
+class HeadStop(HiddenStateStop, eq=False, name="head", paper="2502.04557", example={"head": "folder or org/name"}):
     """Stop after a token whose acceptance probability V, predicted by a trained head, is below `threshold`.
 
     V = `head`(draft hidden state) (Zhong et al., Algorithm 1, huggingface.co/papers/2502.04557; τ = 0.5 and at most 20 tokens are the
@@ -65,16 +60,10 @@ class HeadStop(HiddenStateStop):
     row that drafts longest; 0 ends the round for all rows when the first one stops, by the head, an end token or its limit.
     """
 
-    threshold: float = 0.5  # "we observe that τ = 0.5 is sufficient" (A.5)
-    max_draft: int = 20  # the authors' code
-    patience: float = 1.0
+    threshold: Share = 0.5  # "we observe that τ = 0.5 is sufficient" (A.5)
+    max_draft: DraftLength = 20  # the authors' code
+    patience: Share = 1.0
     reads: ClassVar[tuple[str, str]] = ("predicting", "predicts a token")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_number("HeadStop.threshold", self.threshold, 0.0, 1.0)
-        check_int("HeadStop.max_draft", self.max_draft, 1, LONGEST_DRAFT)
-        check_number("HeadStop.patience", self.patience, 0.0, 1.0)
 
     def should_stop(
         self, input_ids: torch.Tensor, scores: Scores, features: torch.Tensor | None = None, **kwargs: Any
@@ -83,8 +72,7 @@ class HeadStop(HiddenStateStop):
         return ~(self.head(self.require_states(features)) >= threshold)  # NaN stops too
 
 
-@dataclass(frozen=True, eq=False)
-class SpecDecPP(HiddenStateStop):
+class SpecDecPP(HiddenStateStop, eq=False, name="specdec", paper="2405.19715", example={"head": "folder or org/name"}):
     """Stop when the draft is likely to contain a rejection: 1 − Π a > `threshold`, a: the head's P(accepted) of each token.
 
     Huang et al., SpecDec++ (huggingface.co/papers/2405.19715), Algorithm 1; `threshold` is the paper's h. The head (`hf-lossy fit specdec`)
@@ -92,14 +80,9 @@ class SpecDecPP(HiddenStateStop):
     judged one step late, and a draft has at least 2 tokens. `threshold=1` never stops early.
     """
 
-    threshold: float = 0.7
-    max_draft: int = 20
+    threshold: Share = 0.7
+    max_draft: DraftLength = 20
     reads: ClassVar[tuple[str, str]] = ("token", "encodes a token")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_number("SpecDecPP.threshold", self.threshold, 0.0, 1.0)
-        check_int("SpecDecPP.max_draft", self.max_draft, 1, LONGEST_DRAFT)
 
     def start(self, rows: int) -> "SpecDecPPRun":
         return SpecDecPPRun(self)
@@ -128,7 +111,3 @@ class SpecDecPPRun(StopRun):
         else:
             self.all_accepted = self.all_accepted * self.settings.head(states)
         return ~(self.all_accepted >= 1 - self.settings.threshold)  # NaN stops too
-
-
-register_stop("head", HeadStop, paper="2502.04557", example={"head": "folder or org/name"})
-register_stop("specdec", SpecDecPP, paper="2405.19715", example={"head": "folder or org/name"})

@@ -3,28 +3,27 @@
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from functools import partial
+from typing import Annotated, ClassVar, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from ..registry import register_stop
+from ..registry import Amount, DraftLength, Factor, Positive
 from ..tensors import on_device
-from ..validation import LONGEST_DRAFT, MOST_FACTOR, check_int, check_number, check_positive
+from ..validation import check_number
 from .base import DraftStop, Scores, StopRun, entropy
 from .confidence import SVIP
 from .constant import Constant
 from .cost_model import EDGES, KEEP, AcceptanceEstimate, FixedCosts, MeasuredCosts, bins_of
 
 
-MOST_EXPONENT = 100.0
 SHORTEST = 1e-9  # lower bound of a round's seconds, as a divisor
 
 
-@dataclass(frozen=True)
-class JointGoodput(DraftStop):
+class JointGoodput(DraftStop, name="joint_goodput"):
     """Draft one more token for all rows or end all drafts, by expected accepted tokens per second.
 
     After each drafted token the round continues while
@@ -51,28 +50,19 @@ class JointGoodput(DraftStop):
             common unit; measured if `step` is None.
     """
 
-    h: float = SVIP.h
-    c: float = SVIP.c
-    max_draft: int = SVIP.max_draft
-    exponent: float = 2.0
-    step: float | None = None
-    token: float = 0.0
-    fixed: float = 1.0
+    h: Amount = SVIP.h
+    c: Amount = SVIP.c
+    max_draft: DraftLength = SVIP.max_draft
+    exponent: Annotated[float, partial(check_number, low=0.0, high=100.0)] = 2.0
+    step: Factor | None = None
+    token: Factor = 0.0
+    fixed: Positive = 1.0
     joint: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_number("JointGoodput.h", self.h, 0.0, float("inf"))
-        check_number("JointGoodput.c", self.c, 0.0, float("inf"))
-        check_int("JointGoodput.max_draft", self.max_draft, 1, LONGEST_DRAFT)
-        check_number("JointGoodput.exponent", self.exponent, 0.0, MOST_EXPONENT)
-        check_number("JointGoodput.token", self.token, 0.0, MOST_FACTOR)
-        check_positive("JointGoodput.fixed", self.fixed, hint=": a round without drafts takes time too")
-        if self.step is not None:
-            check_number("JointGoodput.step", self.step, 0.0, MOST_FACTOR)
-        elif (self.token, self.fixed) != (0.0, 1.0):
-            raise ValueError(
-                "JointGoodput: token and fixed say what rounds cost beside step: pass step=… too, or neither of them"
-            )
+        super().__post_init__()
+        if self.step is None and (self.token, self.fixed) != (0.0, 1.0):
+            raise ValueError("JointGoodput: token and fixed need step=… beside them")
 
     def start(self, rows: int) -> "JointRun":
         return JointRun(self)
@@ -265,5 +255,3 @@ class Known:
 KNOWN: WeakKeyDictionary[PreTrainedModel, WeakKeyDictionary[PreTrainedModel, dict[Hashable, Known]]] = (
     WeakKeyDictionary()
 )
-
-register_stop("joint_goodput", JointGoodput)

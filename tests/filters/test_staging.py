@@ -121,14 +121,3 @@ def test_filters_are_equal_where_their_companions_are():
     model = tiny.shared("llama")
     assert hla.Staged(model) == hla.Staged(model) != hla.Staged(tiny.noisy(model, 0.1))
     assert hla.LossyPolicy(filter=one) != hla.LossyPolicy(filter=two)
-
-
-@pytest.mark.parametrize(
-    "companion", [(1, 2, 3), 3, True, object(), b"name", ["name"]], ids=lambda value: type(value).__name__
-)
-def test_a_companion_is_a_model_or_its_name(companion):
-    """A tuple's JSON would read back as a list: another policy."""
-    with pytest.raises(
-        TypeError, match=r"^Staged.companion: expected a Transformers model or the name of one, got [^\n]*$"
-    ):
-        hla.Staged(companion)

@@ -90,7 +90,7 @@ def test_json(tmp_path):
     assert as_policy({"rule": {"name": "judge", "head": loaded, "threshold": 1}}).rule == Judge(loaded, 1)
     refused(lambda: as_policy({"rule": "judge"}), "rule 'judge' needs head")
     refused(lambda: as_policy({"rule": "top_k"}), "rule 'top_k' needs k")
-    refused(lambda: as_policy({"rule": {"name": "judge", "head": 5}}), "expected a Head, got int", TypeError)
+    refused(lambda: as_policy({"rule": {"name": "judge", "head": 5}}), "expected Head, got 5", TypeError)
     refused(lambda: as_policy({"rule": {"name": "judge", "hed": place}}), "'hed'.*'head'")
     refused(lambda: as_policy({"rule": {"name": "judge", "head": str(tmp_path / "no")}}), "neither a folder here")
     refused(lambda: as_policy({"rule": {"name": "judge", "head": place, "threshold": 2}}), "Judge.threshold.*2")
@@ -133,7 +133,7 @@ def test_a_folder_with_a_head_alone(tmp_path):
         for policy in (as_policy(form), LossyPolicy.from_pretrained(form)):
             assert policy.rule.threshold == 0.25 and policy.stop == Constant(32)
     assert as_policy(tmp_path / "acceptable") == Sprinter(hla.Head.from_pretrained(tmp_path / "acceptable"))
-    refused(lambda: as_policy(tmp_path / "without"), r"no threshold of its own.*AutoJudge\(head, threshold\)")
+    refused(lambda: as_policy(tmp_path / "without"), "names no threshold")
 
 
 # -- errors ---------------------------------------------------------------------------------------------------------------
@@ -143,8 +143,8 @@ def test_wrong_heads_and_values_are_refused():
     head = make_head()
     for make in (Judge, AutoJudge):
         refused(lambda make=make: make(LinearHead(HeadConfig(32)), 0.5), r"P\(acceptable\).*Sprinter.*fit autojudge")
-        refused(lambda make=make: make("org/head", 0.5), "Judge.head: expected a Head, got str", TypeError)
-        refused(lambda make=make: make(head), r"no threshold of its own.*AutoJudge\(head, threshold\)")
+        refused(lambda make=make: make("org/head", 0.5), "Judge.head: expected Head, got 'org/head'", TypeError)
+        refused(lambda make=make: make(head), "names no threshold")
         for threshold, error in ((1.5, ValueError), (-0.1, ValueError), (math.nan, ValueError), (math.inf, ValueError), ("a", TypeError),
                                  (True, TypeError)):  # fmt: skip
             refused(

@@ -140,7 +140,7 @@ def test_json_and_one_argument():
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: Fallback("svip"), r"Fallback\.stop: expected a stop such as SVIP\(\), got 'svip'"),
+        (lambda: Fallback("svip"), r"Fallback\.stop: expected DraftStop, got 'svip'"),
         (lambda: as_policy({"stop": {"name": "fallback"}}), r"[^\n]*stop"),
     ],
 )

@@ -406,7 +406,7 @@ def test_it_is_joint_inside_others_too(around):
     ("settings", "says"),
     [
         ({"step": 1.0, "fixed": 0.0}, r"JointGoodput\.fixed: expected a number above 0 [^\n]*a round without drafts takes time too"),
-        ({"token": 0.1}, r"JointGoodput: token and fixed say what rounds cost beside step: pass step=… too, or neither of them"),
+        ({"token": 0.1}, r"JointGoodput: token and fixed need step=… beside them"),
     ],
 )  # fmt: skip
 def test_wrong_uses(settings, says):

@@ -303,7 +303,7 @@ def test_a_stop_that_answers_nothing_is_refused():
         def __call__(self, input_ids, scores, **kwargs):
             return input_ids[:, -1] % 2 == 1
 
-    with pytest.raises(NotImplementedError, match=r"^Silent needs a method should_stop[^\n]*adaptive = False$"):
+    with pytest.raises(NotImplementedError, match=r"^Silent needs a method should_stop, or adaptive = False$"):
         write(Silent())
-    with pytest.raises(NotImplementedError, match=r"^DraftStop needs a property longest, or a field max_draft$"):
+    with pytest.raises(AttributeError, match="max_draft"):
         write(DraftStop())

@@ -233,7 +233,7 @@ def test_heads_of_other_models_are_refused():
         "tokenizer of hash 000000",
     )
     refused(lambda: assisted(target, prompts(ONE), draft, "autojudge"), "autojudge needs a head: pass head=…")
-    refused(lambda: assisted(target, prompts(ONE), draft, constant_head(0.5)), "no threshold of its own")
+    refused(lambda: assisted(target, prompts(ONE), draft, constant_head(0.5)), "names no threshold")
     assert hooks(target, draft) == 0
     assert assisted(
         target, prompts(ONE), draft, AutoJudge(constant_head(0.5, target=ours, draft=ours), 0.5)

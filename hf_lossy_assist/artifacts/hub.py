@@ -7,14 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import _CACHED_NO_EXIST, HfApi, hf_hub_download, try_to_load_from_cache
-from huggingface_hub.errors import (
-    EntryNotFoundError,
-    GatedRepoError,
-    HFValidationError,
-    LocalEntryNotFoundError,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
+from huggingface_hub.errors import EntryNotFoundError, HFValidationError, LocalEntryNotFoundError
 
 from ..validation import listed, one_line, shown
 
@@ -27,25 +20,24 @@ AGAIN = "force_download=True, or hf-lossy pull --force-download"  # bypasses the
 
 def unreached(error: Exception) -> str:
     """Return why an HTTP client did not reach the Hub, in one line without headers, which hold the token."""
-    text = str(error)
-    if "header" in text.lower() or isinstance(error, UnicodeEncodeError):
+    if "header" in str(error).lower() or isinstance(error, UnicodeEncodeError):
         return (
             "a header cannot be sent; check the token (--token, token= or HF_TOKEN) for characters that belong to none"
         )
-    return one_line(text)
+    return one_line(error)
 
 
 @contextmanager
 def hub_errors(repo: str) -> Iterator[None]:
-    """Shorten the Hub client's errors to one line each that says what to do; their types are kept, so callers can distinguish them."""
+    """Shorten the Hub client's errors to one line each; their types stay, so callers can distinguish them."""
     try:
         yield
     except UnicodeEncodeError as error:  # of a header, whose value the error contains
         raise ValueError(f"{repo}: the Hub was not asked: {unreached(error)}") from None
+    except HFValidationError:
+        raise ValueError(f"{shown(repo, 200)} is neither a folder here nor a repository name like org/name") from None
     except (OSError, ValueError) as error:
-        text = error.args[0] if error.args else None
-        if isinstance(text, str):
-            error.args = (_explain(error, repo, text), *error.args[1:])
+        error.args = (f"{repo}: {one_line(error, 300)}", *error.args[1:])
         raise
     except Exception as error:
         if type(error).__module__.partition(".")[0] not in HTTP_CLIENTS:
@@ -53,14 +45,14 @@ def hub_errors(repo: str) -> Iterator[None]:
         raise ConnectionError(f"{repo}: the Hub was not reached: {unreached(error)}") from None
 
 
-def _explain(error: Exception, repo: str, text: str) -> str:
-    if isinstance(error, GatedRepoError):  # a subclass of the next
-        return f"{repo} is gated on the Hub: ask for access on its page there, then pass token=… or set HF_TOKEN"
-    if isinstance(error, RepositoryNotFoundError):
-        return f"{repo} is not on the Hub, or private and not for this token: check the name, pass token=… or set HF_TOKEN"
-    if isinstance(error, RevisionNotFoundError):
-        return f"{repo} on the Hub has no such revision: check the branch, tag or commit after @ or in revision=…"
-    return one_line(text, 300)
+def split_revision(source: str, revision: str | None) -> tuple[str, str | None]:
+    """Return the repository and the revision of `org/name@revision`. Raises: `ValueError` if `revision` is another."""
+    repo, _, pinned = source.partition("@")
+    if pinned and revision not in (None, pinned):
+        raise ValueError(
+            f"{shown(source, 200)} pins {shown(pinned)}, and revision={shown(revision)} another: pass one of them"
+        )
+    return repo, revision or pinned or None
 
 
 def fetch(
@@ -71,39 +63,23 @@ def fetch(
     `org/name@revision` pins a revision as `revision=` does. Keyword arguments: `token`, `cache_dir`, `local_files_only`,
     `force_download`. Raises: `ValueError` if a file is missing; `huggingface_hub`'s errors for the repository.
     """
-    if unknown := sorted(set(kwargs) - {"token", "cache_dir", "local_files_only", "force_download"}):
-        raise TypeError(f"from_pretrained: unknown argument {shown(unknown[0])}")
     if os.path.isdir(source):
         folder = Path(source, subfolder)
         for name in names:
             if not (folder / name).is_file():
-                if os.path.lexists(folder / name):
-                    raise ValueError(
-                        f"{folder / name} is no file, but a folder or a link to nothing: put the file there"
-                    )
-                found = sorted(p.name for p in folder.glob("*")) if folder.is_dir() else []
-                hint = " (a pickle, which is never loaded)" if any(n.endswith(PICKLES) for n in found) else ""
-                raise ValueError(f"{folder} has no {name}; it holds {listed(found) or 'nothing'}{hint}")
+                present = sorted(p.name for p in folder.glob("*"))
+                hint = " (a pickle, which is never loaded)" if any(n.endswith(PICKLES) for n in present) else ""
+                raise ValueError(f"{folder} has no {name}; it holds {listed(present) or 'nothing'}{hint}")
         return [folder / name for name in names]
-    repo, _, pinned = source.partition("@")
+    repo, revision = split_revision(source, revision)
     if "/" not in repo:  # repositories without a slash are the Hub's, not of this package, and a query would take time
         raise ValueError(f"there is no folder {shown(source, 200)} here, and a name on the Hub has the form org/name")
-    if pinned and revision is not None and pinned != revision:
-        raise ValueError(
-            f"{shown(source, 200)} pins {shown(pinned)}, and revision={shown(revision)} another: pass one of them"
-        )
     try:
-        settings = kwargs | {"revision": revision or pinned or None, "subfolder": subfolder or None}
+        settings = kwargs | {"revision": revision, "subfolder": subfolder or None}
         with hub_errors(source):
             return [Path(hf_hub_download(repo, name, **settings)) for name in names]
-    except HFValidationError:
-        raise ValueError(
-            f"{shown(source, 200)} is neither a folder here nor a repository name like org/name"
-        ) from None
-    except LocalEntryNotFoundError as error:
-        raise LocalEntryNotFoundError(
-            f"{source}: no folder of this name here, the Hub was not reached, and its cache does not hold {names[0]}"
-        ) from error
+    except LocalEntryNotFoundError:  # offline
+        raise
     except EntryNotFoundError:
         raise ValueError(
             f"{source} on the Hub has no {' and '.join(names)}: not a head, policy or profile of this package"
@@ -138,21 +114,18 @@ def has_file(source: str, name: str, **kwargs: Any) -> bool:
     if os.path.isdir(source):
         return Path(source, name).is_file()
     try:
-        fetch(source, [name], **kwargs)
+        return bool(fetch(source, [name], **kwargs))
     except LocalEntryNotFoundError:
         # Offline: the cache may record that the file is missing, else its existence is unknown.
-        repo, _, pinned = source.partition("@")
-        known = try_to_load_from_cache(
-            repo, name, cache_dir=kwargs.get("cache_dir"), revision=kwargs.get("revision") or pinned or None
-        )
-        if known is _CACHED_NO_EXIST:
+        repo, revision = split_revision(source, kwargs.get("revision"))
+        cached = try_to_load_from_cache(repo, name, cache_dir=kwargs.get("cache_dir"), revision=revision)
+        if cached is _CACHED_NO_EXIST:
             return False
         raise
     except ValueError as error:
         if isinstance(error.__context__, EntryNotFoundError):
             return False
         raise
-    return True
 
 
 def upload(
@@ -164,10 +137,9 @@ def upload(
     private: bool | None = None,
     token: str | None = None,
     revision: str | None = None,
-    files: Sequence[str] | None = None,
-    stale: Sequence[str] = (),
+    **patterns: Any,
 ) -> str:
-    """Upload `files` of a folder (None: all) to a repository, made if needed, delete its `stale` ones; return the commit's URL."""
+    """Upload a folder to a repository, made if needed; return the commit's URL. `patterns`: as for `HfApi.upload_folder`."""
     api = HfApi(token=token)
     with hub_errors(repo_id):
         repo_id = api.create_repo(repo_id, private=private, exist_ok=True, repo_type=repo_type).repo_id
@@ -179,8 +151,7 @@ def upload(
                 folder_path=folder,
                 revision=revision,
                 repo_type=repo_type,
-                allow_patterns=None if files is None else list(files),
-                delete_patterns=list(stale) or None,
                 commit_message=message,
+                **patterns,
             )
         )

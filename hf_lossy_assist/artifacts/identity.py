@@ -5,7 +5,7 @@ import json
 import platform
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,7 +15,8 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..models.introspection import SUFFIX, base_of, blocks_of, dtype_of, weights_version
-from ..validation import check_int, listed, one_line, shown
+from ..validation import listed, one_line, shown
+from .json_io import check_types
 
 
 T = TypeVar("T")
@@ -52,18 +53,14 @@ class ModelIdentity:
         )
 
     @classmethod
-    def from_dict(cls, spec: object) -> "ModelIdentity":
+    def from_dict(cls, spec: Mapping[str, Any]) -> "ModelIdentity":
         """Return the identity whose `to_dict` is `spec`. Raises: `ValueError`, one line, for other entries or types."""
-        names = [f.name for f in fields(cls)]
-        if not isinstance(spec, Mapping) or sorted(spec) != sorted(names):
-            given = listed(spec) if isinstance(spec, Mapping) else shown(spec)
-            raise ValueError(f"expected the entries {', '.join(names)}, got {given[:200]}")
-        for name, value in spec.items():
-            if name in ("hidden_size", "num_layers", "vocab_size"):
-                check_int(name, value, 0)
-            elif not isinstance(value, str) and not (name == "revision" and value is None):
-                raise ValueError(f"{name}: expected a text, got {shown(value)}")
-        return cls(**spec)
+        try:
+            made = cls(**spec)
+            check_types(made)
+        except TypeError as error:
+            raise ValueError(f"the record of a model: {error}") from None
+        return made
 
     def __str__(self) -> str:
         sizes = f"{self.num_layers} layers × {self.hidden_size}, {self.vocab_size} tokens"
@@ -85,17 +82,24 @@ class ModelIdentity:
             return f"revision {shown(self.revision)} there, {shown(other.revision)} here"
         return None
 
-    def check(self, given: "ModelIdentity", name: str, owner: str, made: str, instead: str) -> None:
-        """Refuse `given` where it conflicts with this record; warn where it may be another model.
+    def check(self, model: Any, name: str, what: str, instead: str, weights: str = "", strict: bool = True) -> None:
+        """Refuse a model where it conflicts with this record; warn where it may be another one.
 
-        name: the model's role ("target", "draft"); owner, made: the record's artifact ("the profile", "this profile was made"); instead: what to do
-        about it. Raises: `ValueError`.
+        name: the model's role ("target", "draft"); what: the record's artifact ("the profile"); instead: what to do about
+        it; weights: precision and `weights_hash` of the recorded model, "float32:…"; strict: if False, conflicts only warn.
+        Raises: `ValueError`.
         """
-        conflict, doubt = self.conflict(given), self.doubt(given)
-        if conflict is not None:
-            raise ValueError(f"{made} with the {name} {self}, and the {name} here is {given}: {conflict}. {instead}")
+        here = ModelIdentity.of(model)
+        conflict = self.conflict(here)
+        if conflict is not None and strict:
+            line = f"{what} was made for the {name} {self}, and the {name} here is {here}: {conflict}."
+            raise ValueError(f"{line} Use the models it names, or {instead}")
+        dtype, _, digest = weights.partition(":")
+        doubt = conflict or self.doubt(here) or (doubt_weights(digest, dtype, model) if digest else None)
         if doubt is not None:
-            warnings.warn(f"{owner}'s {name} and this {name} may differ: {doubt}", stacklevel=4)
+            warnings.warn(
+                f"{what}'s {name} and this {name} may differ: {doubt}; it was made for the former", stacklevel=4
+            )
 
     def to_dict(self) -> dict[str, str | int | None]:
         return asdict(self)

@@ -1,16 +1,16 @@
 """Read JSON from untrusted sources: files, the Hub, a server.
 
-Refused in one line: more than `LONGEST` bytes, more than `DEEPEST` nested lists and objects, duplicate keys in an object, NaN and infinities,
-numbers beyond a float's range, unpaired surrogates, and bytes that are not UTF-8.
+Python's parser takes duplicate keys, NaN, infinities and numbers beyond a float's range in silence; they are refused here.
 """
 
+import dataclasses
 import json
-import os
-import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, TypeAlias
+from typing import IO, Any, TypeAlias, get_type_hints
+
+from huggingface_hub.dataclasses import type_validator
 
 from ..validation import shown
 
@@ -19,11 +19,6 @@ JSONObject: TypeAlias = dict[
     str, Any
 ]  # for objects whose entries were checked; one that is only passed on is `dict[str, object]`
 LONGEST = 16 * 2**20  # bytes of a file, of a line of a JSON-lines file, or of a reply
-BLOCK = 2**24  # bytes read at a time
-DEEPEST = 64  # nested lists and objects
-DIGITS = 308  # of an integer: the range of a float
-_MARKS = re.compile(r'\\.|["\[\]{}]', re.DOTALL)
-_HALF = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def read_json(path: str | Path, where: str | None = None, *, infinite: bool = False, longest: int = LONGEST) -> Any:
@@ -32,28 +27,17 @@ def read_json(path: str | Path, where: str | None = None, *, infinite: bool = Fa
     Raises: `ValueError`, one line; `OSError` for a file that cannot be read.
     """
     where = str(path) if where is None else where
-    return parse_json(read_whole(path, longest, where), where, infinite=infinite)
-
-
-def read_whole(path: str | Path, most: int = LONGEST, where: str | None = None) -> bytes:
-    """Return a file's bytes. `where`: its name in errors. Raises: `ValueError`, one line, for more than `most`, without reading them all."""
-    with open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size  # 0 for a device
-        data = bytearray()
-        # In blocks, since Python would allocate `most` bytes at once; up to the end instead of the size, since the file may grow.
-        while size <= most and len(data) <= most and (block := file.read(min(most + 1 - len(data), BLOCK))):
-            data += block
-    if max(size, len(data)) > most:
-        raise ValueError(f"{where or path} has more than {most} bytes: this is not what belongs there")
-    return bytes(data)
+    if Path(path).stat().st_size > longest:
+        raise ValueError(f"{where} has more than {longest} bytes: this is not what belongs there")
+    return parse_json(Path(path).read_bytes(), where, infinite=infinite)
 
 
 def read_object(path: str | Path, what: str = "an object") -> JSONObject:
     """Read the object in a JSON file; `what`: its description for errors. Raises: `ValueError`, one line, if the file contains anything else."""
-    found = read_json(path)
-    if not isinstance(found, dict):
-        raise ValueError(f"{path}: expected {what}, got {shown(found)}")
-    return found
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise ValueError(f"{path}: expected {what}, got {shown(value)}")
+    return value
 
 
 def read_lines(file: IO[bytes], where: str, longest: int = LONGEST) -> Iterator[tuple[str, bytes]]:
@@ -68,87 +52,33 @@ def read_lines(file: IO[bytes], where: str, longest: int = LONGEST) -> Iterator[
 
 
 def parse_json(data: str | bytes, where: str, *, infinite: bool = False) -> Any:
-    """Parse a JSON text; `where` names it in errors."""
+    """Parse a JSON text; `where` names it in errors. Raises: `ValueError`, one line."""
+
+    def parse_number(digits: str) -> float:
+        number = float(digits)
+        if number - number != 0 and not (infinite and digits.endswith("Infinity")):
+            raise ValueError(f"{digits[:20]} is no number that a float holds")
+        return number
+
     try:
-        text = data if isinstance(data, str) else data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{where} is not JSON: not UTF-8 ({error.reason} at byte {error.start})") from None
-    if _depth(text) > DEEPEST:
-        raise ValueError(f"{where}: more than {DEEPEST} lists and objects inside one another")
-    try:
-        value = json.loads(
-            text,
-            object_pairs_hook=_build_object,
-            parse_int=_parse_int,
-            parse_float=_parse_float,
-            parse_constant=lambda name: _parse_constant(name, infinite),
-        )
-        if _HALF.search(text):
-            json.dumps(value, ensure_ascii=False).encode("utf-8")
-    except UnicodeEncodeError:
-        raise ValueError(f"{where} is not JSON: a text in it holds half of a surrogate pair") from None
+        text = data if isinstance(data, str) else data.decode()
+        return json.loads(text, object_pairs_hook=_build_object, parse_float=parse_number, parse_constant=parse_number)
+    except RecursionError:
+        raise ValueError(f"{where} is not JSON: too many lists and objects inside one another") from None
     except ValueError as error:
         raise ValueError(f"{where} is not JSON: {error}") from None
-    return value
 
 
-def check_depth(value: object, where: str) -> None:
-    """Refuse lists and mappings that are nested more than `DEEPEST` deep, or contain themselves."""
-    level = [value] if isinstance(value, Mapping | list | tuple) else []
-    for _ in range(DEEPEST):
-        inside = [
-            part
-            for one in level
-            for part in (one.values() if isinstance(one, Mapping) else one)
-            if isinstance(part, Mapping | list | tuple)
-        ]
-        if not inside:
-            return
-        level = list({id(part): part for part in inside}.values())
-    raise ValueError(f"{where}: more than {DEEPEST} lists and objects inside one another")
-
-
-def _depth(text: str) -> int:
-    """Return the maximum number of open brackets, outside of texts."""
-    if text.count("[") + text.count("{") <= DEEPEST:
-        return 0
-    deepest = depth = 0
-    inside = False  # within a text
-    for match in _MARKS.finditer(text):
-        mark = match.group()
-        if mark == '"':
-            inside = not inside
-        elif inside or mark[0] == "\\":
-            continue
-        elif mark in "[{":
-            depth += 1
-            deepest = max(deepest, depth)
-        else:
-            depth -= 1
-    return deepest
+def check_types(record: Any) -> None:
+    """Refuse a dataclass with values of other types than its fields'. Raises: `TypeError`, one line."""
+    kinds = get_type_hints(type(record))
+    for field in dataclasses.fields(record):
+        type_validator(field.name, getattr(record, field.name), kinds[field.name])
 
 
 def _build_object(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
         twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
         raise ValueError(f"an object has the key {shown(twice)} twice")
-    return found
-
-
-def _parse_int(digits: str) -> int:
-    if len(digits) > DIGITS:
-        raise ValueError(f"a whole number of {len(digits)} digits")
-    return int(digits)
-
-
-def _parse_float(digits: str) -> float:
-    if abs(number := float(digits)) == float("inf"):
-        raise ValueError(f"the number {shown(digits)} is too large")
-    return number
-
-
-def _parse_constant(name: str, infinite: bool) -> float:
-    if name == "NaN" or not infinite:
-        raise ValueError(f"{name} is no number of JSON")
-    return float(name)
+    return entries

@@ -27,12 +27,6 @@ def walk_objects(spec: object) -> Iterator[dict[str, object]]:
         yield from walk_objects(value)
 
 
-def list_subfolders(spec: object) -> set[str]:
-    """Return the sub-folders that a policy's JSON form names as heads and profiles."""
-    names = [part.get(key) for part in walk_objects(spec) for key, _, _ in KINDS]
-    return {name for name in names if isinstance(name, str) and SUBFOLDER.fullmatch(name)}
-
-
 def load_parts(spec: object, source: str, folder: Path, *, companion: object = None, **kwargs: Any) -> None:
     """Replace the names of heads and profiles in a policy's JSON form by the loaded objects.
 

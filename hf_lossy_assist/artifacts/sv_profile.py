@@ -5,40 +5,36 @@ import hashlib
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors.numpy
+import torch
 from huggingface_hub import ModelCard
-from safetensors import SafetensorError
 
-from ..validation import check_int, nearest, one_line, shown
-from .cards import TEMPLATES, escape, format_loading, make_data, make_results, save_card, select_metrics
+from ..validation import check_int, one_line, shown
+from .artifact import Artifact
+from .cards import format_loading, join_items, make_data, make_results, render
 from .conditions import describe_machine
-from .files import check_readable, format_json, new_folder
-from .hub import AGAIN, fetch
 from .identity import ModelIdentity, tokenizer_hash
-from .json_io import JSONObject, read_json, read_whole
+from .json_io import JSONObject, check_types
 from .profile_tables import Bins, Latency
 
 
 PROFILE, TABLES = "profile.json", "profile.safetensors"
 MODELS = ("target", "draft", "companion")
 LONGEST_PROFILED = 128  # tokens per round: the cost of a round is computed for each number of verified tokens
-FASTEST = 1e6  # largest accepted speed, relative to strict acceptance
-# The other entries of profile.json, and their JSON types.
-FACTS = {"gamma": int, **dict.fromkeys(("tokenizer_hash", "machine", "tables_sha256"), str)}
-FACTS |= dict.fromkeys(("decoding", "training", "metrics", "versions"), dict)
 
 
 @dataclass(eq=False, repr=False)
-class Profile:
+class Profile(Artifact):
     """Tables by which `SVFilter` decides. Made by `hf-lossy profile`, loaded by `Profile.from_pretrained`.
 
     `gamma` is the longest draft that was profiled, `decoding` the sampling settings of the distributions, `machine` where the seconds were
     measured, `pays[i]` the predicted speed relative to strict acceptance at `latency.batches[i]` rows (1.1: ten percent faster).
     """
+
+    kind = "profile"
+    facts_file, tensors_file, checksum = PROFILE, TABLES, "tables_sha256"
 
     bins: Bins
     latency: Latency
@@ -56,14 +52,10 @@ class Profile:
     source: str | None = None  # where it was loaded from or saved to: its name in a policy's JSON form
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_int("gamma", self.gamma, 1, LONGEST_PROFILED)
         if self.pays.shape != self.latency.batches.shape or not np.isfinite(self.pays).all():
             raise ValueError("the predicted speeds have gaps: make the profile again (hf-lossy profile)")
-        if (self.pays < 0).any() or (self.pays > FASTEST).any():
-            raise ValueError(
-                f"the predicted speeds go from {self.pays.min():.3g} to {self.pays.max():.3g} times that of strict acceptance, "
-                f"expected 0 to {FASTEST:g}: make the profile again (hf-lossy profile)"
-            )
         if (self.latency.tokens[:, -1] != self.gamma * self.latency.batches).any():
             raise ValueError(
                 f"the latency table was not measured up to γ = {self.gamma} tokens a row, where the profile's drafts end: measure it "
@@ -97,11 +89,9 @@ class Profile:
     def check(self, target: Any, draft: Any, companion: Any, tokenizer: Any = None) -> None:
         """Refuse models that this profile is not for; warn of another id, revision or machine. `companion` None: it is not used."""
         for name, model in zip(MODELS, (target, draft, companion), strict=True):
-            if model is None:
-                continue
-            recorded, given = getattr(self, name), ModelIdentity.of(model)
-            instead = "Use the models it names, or make one for these (hf-lossy profile)"
-            recorded.check(given, name, "the profile", "this profile was made", instead)
+            if model is not None:
+                recorded: ModelIdentity = getattr(self, name)
+                recorded.check(model, name, "this profile", "make one for these (hf-lossy profile)")
         if tokenizer is not None and tokenizer_hash(tokenizer) != self.tokenizer_hash:
             raise ValueError(
                 "this profile was made with another tokenizer: token ids mean other words (hf-lossy profile)"
@@ -134,109 +124,48 @@ class Profile:
                 stacklevel=3,
             )
 
-    def write(self, folder: Path) -> None:
-        """Write only profile.json and profile.safetensors. Raises: `ValueError`, one line, if `from_pretrained` would refuse them."""
-        parts: dict[str, Bins | Latency] = {"bins": self.bins, "latency": self.latency}
-        tables = {
-            f"{name}.{f.name}": getattr(part, f.name) for name, part in parts.items() for f in dataclasses.fields(part)
-        }
-        data = safetensors.numpy.save({"pays": self.pays} | tables)
+    def facts(self) -> JSONObject:
         names = [f.name for f in dataclasses.fields(self) if f.name not in ("bins", "latency", "pays", "source")]
-        facts = {name: getattr(self, name) for name in names} | {
-            name: getattr(self, name).to_dict() for name in MODELS
-        }
-        facts["tables_sha256"] = hashlib.sha256(data).hexdigest()
-        with check_readable("this profile", folder):
-            (folder / TABLES).write_bytes(data)
-            (folder / PROFILE).write_text(format_json(facts), encoding="utf-8")
-            Profile.from_pretrained(folder)
+        models = {name: getattr(self, name).to_dict() for name in MODELS}
+        return {name: getattr(self, name) for name in names} | models
 
-    def save_pretrained(self, save_directory: str | Path) -> None:
-        """Write profile.json, profile.safetensors and README.md into a folder, all or nothing. A user's README.md there is kept."""
-        with new_folder(save_directory) as folder:
-            self.write(folder)
-            save_card(profile_card(self), folder, Path(save_directory))
-        self.source = str(save_directory)
+    def tensors(self) -> dict[str, torch.Tensor]:
+        tables = {
+            f"{name}.{f.name}": getattr(getattr(self, name), f.name)
+            for name, kind in _PARTS.items()
+            for f in dataclasses.fields(kind)
+        }
+        return {name: torch.from_numpy(table).contiguous() for name, table in ({"pays": self.pays} | tables).items()}
+
+    def card(self, plots: Sequence[str] = ()) -> ModelCard:
+        """Return the README.md of this profile. `plots`: names of image files in the same folder."""
+        return profile_card(self, plots)
 
     @classmethod
-    def from_pretrained(cls, source: str | Path, **kwargs: Any) -> "Profile":
-        """Load a profile from a folder or from the Hub (`org/name`, `org/name@revision`).
-
-        Raises: `ValueError`, one line, for files that are missing or damaged, or have tables with gaps.
-        """
-        facts_file, tables_file = fetch(str(source), (PROFILE, TABLES), **kwargs)
-        facts = _read_facts(facts_file)
-        data = read_whole(tables_file)
-        if hashlib.sha256(data).hexdigest() != facts.pop("tables_sha256"):
-            raise ValueError(
-                f"{tables_file} is not the file that {PROFILE} was saved with (SHA-256 differs): save it again, or download it again ({AGAIN})"
-            )
-        tables = _read_tables(data, tables_file)
-        try:
-            bins = Bins(**{f.name: tables[f"bins.{f.name}"] for f in dataclasses.fields(Bins)})
-            latency = Latency(**{f.name: tables[f"latency.{f.name}"] for f in dataclasses.fields(Latency)})
-            made = cls(bins=bins, latency=latency, pays=tables["pays"], **facts, source=str(source))
-        except ValueError as error:
-            raise ValueError(f"{tables_file}: {error}") from None
+    def build(cls, facts: JSONObject, tensors: Mapping[str, torch.Tensor], where: str) -> "Profile":
+        tables = {name: tensor.numpy() for name, tensor in tensors.items()}
+        bins, latency = (
+            kind(**{f.name: tables[f"{name}.{f.name}"] for f in dataclasses.fields(kind)})
+            for name, kind in _PARTS.items()
+        )
+        models = {name: ModelIdentity.from_dict(facts[name]) for name in MODELS}
+        made = cls(bins=bins, latency=latency, pays=tables["pays"], **facts | models)
         if not latency.convex:
             warnings.warn(
-                f"{tables_file}: the seconds flatten as more tokens are verified, as in profiles of before 2026-11-27: SV may verify "
+                f"{where}: the seconds flatten as more tokens are verified, as in profiles of before 2026-11-27: SV may verify "
                 "fewer tokens than is best; what it writes is right. Make the profile again (hf-lossy profile)",
-                stacklevel=2,
+                stacklevel=3,
             )
         return made
 
 
-COUNTED = ("bins.counts", "latency.batches", "latency.tokens")  # int64; the other tables are float32 or float64
-
-
-def _read_tables(data: bytes, file: Path) -> dict[str, np.ndarray]:
-    """Return every table of profile.safetensors, with its dtype checked."""
-    try:
-        tables: dict[str, np.ndarray] = safetensors.numpy.load(data)
-    except SafetensorError as error:
-        raise ValueError(f"{file} is not a whole safetensors file ({error}): download it again ({AGAIN})") from None
-    except KeyError as error:  # a dtype that numpy does not have
-        raise ValueError(f"{file}: a table of dtype {error.args[0]}; expected F32, F64 or I64") from None
-    parts = {"bins": Bins, "latency": Latency}
-    for name in ("pays", *(f"{part}.{f.name}" for part, kind in parts.items() for f in dataclasses.fields(kind))):
-        if name not in tables:
-            raise ValueError(f"{file} has no table {name!r}: make the profile again (hf-lossy profile)")
-        expected = ("int64",) if name in COUNTED else ("float32", "float64")
-        if tables[name].dtype.name not in expected:
-            raise ValueError(f"{file}: {name}: expected {' or '.join(expected)}, got {tables[name].dtype.name}")
-    return tables
-
-
-def _read_facts(file: Path) -> JSONObject:
-    """Return every entry of profile.json, with its type checked."""
-    facts = read_json(file)
-    kinds = dict.fromkeys(MODELS, dict) | FACTS
-    if not isinstance(facts, dict):
-        raise ValueError(f"{file} is no profile: expected an object with {', '.join(kinds)}, got {shown(facts)}")
-    for name in facts:
-        if name not in kinds:
-            raise ValueError(f"{file}: {nearest('entry', name, kinds)}")
-    for name, kind in kinds.items():
-        if name not in facts:
-            raise ValueError(f"{file} has no entry {name!r}: make the profile again (hf-lossy profile)")
-        if type(facts[name]) is not kind:
-            raise ValueError(f"{file}: {name}: expected {_JSON[kind]}, got {shown(facts[name])}")
-    for name in MODELS:
-        try:
-            facts[name] = ModelIdentity.from_dict(facts[name])
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{file}: {name}: {error}") from None
-    return facts
-
-
-_JSON = {int: "a whole number", str: "a text", dict: "an object"}
+_PARTS: dict[str, Any] = {"bins": Bins, "latency": Latency}
 
 
 def profile_card(profile: Profile, plots: Sequence[str] = ()) -> ModelCard:
     """Return the card of an SV profile. `plots`: names of image files in the same folder."""
-    models = {role: getattr(profile, role) for role in ("target", "draft", "companion")}
-    metrics = select_metrics(profile.metrics)
+    models = {role: getattr(profile, role) for role in MODELS}
+    metrics = profile.metrics
     figures = [
         ("accuracy", "drafted tokens accepted, strict", metrics.get("acceptance")),
         ("pearsonr", "correlation of S with the agreement of draft and target", metrics.get("correlation")),
@@ -244,20 +173,15 @@ def profile_card(profile: Profile, plots: Sequence[str] = ()) -> ModelCard:
     for row in metrics.get("information", [])[-1:]:
         figures.append(("information_gain", "information gain of S and A, bits", row["gain"]))
     source = str(profile.training.get("source") or "held-out prompts")
-    return ModelCard.from_template(
+    latency = profile.latency
+    return render(
+        "profile.md",
         make_data([*models.values()], "sv", **make_results("sv profile", source, figures)),
-        template_path=str(TEMPLATES / "profile.md"),
-        models=escape(models),
+        p=profile,
+        models=models,
         loaded={role: format_loading(model, role.upper()) for role, model in models.items()},
-        gamma=profile.gamma,
-        rows=[
-            *zip(profile.latency.batches.tolist(), profile.pays.tolist(), profile.latency.noise.tolist(), strict=True)
-        ],
-        tokenizer_hash=escape(profile.tokenizer_hash),
-        machine=escape(profile.machine),
-        decoding=", ".join(f"{name} {value}" for name, value in escape(profile.decoding).items()) or "not recorded",
-        training=escape(profile.training),
-        metrics=escape(metrics),
+        rows=[*zip(latency.batches.tolist(), profile.pays.tolist(), latency.noise.tolist(), strict=True)],
+        decoding=join_items(profile.decoding) or "not recorded",
         plots=list(plots),
-        versions=", ".join(f"{name} {version}" for name, version in escape(profile.versions).items()),
+        versions=join_items(profile.versions),
     )

@@ -16,7 +16,6 @@ from ..artifacts.certificate import CERTIFICATE, Certificate, write_certificate
 from ..artifacts.files import check_readable, new_folder
 from ..artifacts.head import CONFIG, Head
 from ..artifacts.hub import fetch, has_file, upload
-from ..artifacts.json_io import check_depth
 from ..artifacts.safe_references import check_shareable, load_parts
 from ..artifacts.sv_profile import Profile
 from ..drafters.base import Drafter
@@ -154,7 +153,7 @@ class LossyPolicy(Frozen):
             spec = self._spec({id(part): name for name, part in saved.items()})
             with check_readable("this policy", folder):
                 (folder / POLICY).write_text(format_spec(spec), encoding="utf-8")
-                check_depth(read_spec(folder / POLICY), POLICY)
+                read_spec(folder / POLICY)
             write_certificate(self.certificate, folder, goal)
             save_card(policy_card(spec, self.lossless, heads, measured, self.certificate), folder, goal)
 
@@ -174,8 +173,8 @@ class LossyPolicy(Frozen):
         with tempfile.TemporaryDirectory() as made:
             self._write(folder := Path(made, "policy"), measured)
             check_shareable(read_spec(folder / POLICY))
-            stale = [] if (folder / CERTIFICATE).exists() else [CERTIFICATE]
-            return upload(folder, repo_id, commit_message, private=private, token=token, stale=stale)
+            stale = None if self.certificate is not None else [CERTIFICATE]
+            return upload(folder, repo_id, commit_message, private=private, token=token, delete_patterns=stale)
 
     @classmethod
     def from_pretrained(

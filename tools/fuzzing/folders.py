@@ -104,7 +104,7 @@ def _load_head(folder: Path, inputs: dict[str, Any]) -> None:
     logit = head.logit(torch.ones(2, HIDDEN))
     if logit.shape != (2,) or not logit.isfinite().all():
         raise Wrong(f"its logits are {logit}")
-    if not head.generate_model_card().content.strip():
+    if not head.card().content.strip():
         raise Wrong("its card is empty")
     policy = make_head_policy(head)
     lossless = hla.LossyPolicy(stop=policy.stop)  # a stop alone changes no text

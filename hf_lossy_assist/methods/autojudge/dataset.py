@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from ...artifacts.cards import data_card, escape
+from ...artifacts.cards import data_card
 from ...artifacts.identity import ModelIdentity
 from ...artifacts.json_io import JSONObject
 from ...text.detokenizer import continuation
@@ -105,7 +105,6 @@ def summarise(mined: Sequence[Mined], max_new_tokens: int) -> dict[str, int]:
 
 def make_data_card(facts: JSONObject) -> str:
     """Return the README.md of a mined dataset as text."""
-    facts = escape(facts)
     found, target = facts["found"], facts["target"]
     target = ModelIdentity.from_dict(target) if target else f"{facts['served']} at {facts['served_at']}"
     share = found["important"] / max(found["mismatches"], 1)

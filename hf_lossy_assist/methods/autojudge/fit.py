@@ -143,8 +143,7 @@ def check_models(
             warnings.warn(f"the data was mined with {served} behind a server, taken to be {given}", stacklevel=3)
             identities[name] = given
             continue
-        instead = "Pass the models it names (--model, --assistant), or mine with these"
-        recorded.check(given, name, "the dataset", "the dataset was mined", instead)
+        recorded.check(model, name, "the dataset", "mine with these (--model, --assistant)")
         precision = "int8" if named_int8(recorded.id) else str(dtype).removeprefix("torch.")
         weights = facts.get(f"{name}_weights")
         check_weights(weights, precision, model, name, "the dataset was mined", "use the same, or mine again")

@@ -1,4 +1,4 @@
-"""What is saved and shared in one form: facts in a JSON file, tensors in a safetensors file whose SHA-256 the facts hold, and a card."""
+"""The form of what is saved and shared: facts in a JSON file, tensors in a safetensors file with its SHA-256 in the facts, a card."""
 
 import hashlib
 import tempfile

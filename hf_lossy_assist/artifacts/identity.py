@@ -59,7 +59,7 @@ class ModelIdentity:
             made = cls(**spec)
             check_types(made)
         except TypeError as error:
-            raise ValueError(f"the record of a model: {error}") from None
+            raise ValueError(f"the record of a model: {one_line(error)}") from None
         return made
 
     def __str__(self) -> str:

@@ -12,7 +12,7 @@ from typing import IO, Any, TypeAlias, get_type_hints
 
 from huggingface_hub.dataclasses import type_validator
 
-from ..validation import shown
+from ..validation import one_line, shown
 
 
 JSONObject: TypeAlias = dict[
@@ -73,7 +73,10 @@ def check_types(record: Any) -> None:
     """Refuse a dataclass with values of other types than its fields'. Raises: `TypeError`, one line."""
     kinds = get_type_hints(type(record))
     for field in dataclasses.fields(record):
-        type_validator(field.name, getattr(record, field.name), kinds[field.name])
+        try:
+            type_validator(field.name, getattr(record, field.name), kinds[field.name])
+        except TypeError as error:
+            raise TypeError(one_line(error, 300)) from None
 
 
 def _build_object(pairs: list[tuple[str, object]]) -> dict[str, object]:

@@ -317,7 +317,7 @@ def make_certificate(
         speed=best.tried.speed,
         of_target=metrics.of_target.value,
         models=models,
-        decoding=decoding,
+        decoding=dict(decoding),
         data=facts["prompts"],
         machine=facts["machine"],
         versions=facts["versions"],

@@ -100,7 +100,7 @@ BAD = {
     "JSON that ends early": (GOOD + '\n{"prompt": "1 +\n', "line 3 is not JSON: "),
     "a list": (GOOD + "[1, 2]\n", "line 2: expected "),
     "an empty file": ("", "holds no "),
-    "bytes": (b"\x89PNG\r\n\x1a\n\x00\xff", "line 1 is not JSON: not UTF-8"),
+    "bytes": (b"\x89PNG\r\n\x1a\n\x00\xff", "line 1 is not JSON: 'utf-8' codec"),
 }
 READERS = {  # the commands that read a file of prompts or problems, and how it is passed
     "compare prompts": ["compare", "--prompts"],

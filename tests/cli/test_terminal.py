@@ -130,7 +130,7 @@ def test_warnings_of_a_command_are_one_line(hf_lossy, tmp_path):
 
 def test_names_from_outside_are_listed_in_one_line(tmp_path):
     (tmp_path / f"a{WILD.replace('/', '')}\nb").write_text("")
-    with pytest.raises(ValueError, match="is no head") as error:
+    with pytest.raises(ValueError, match="is no folder of a head") as error:
         detect_kind(tmp_path)
     assert quiet(str(error.value)) and "\n" not in str(error.value)
     shown = str(ModelIdentity(f"org/{WILD}\nx", None, WILD, 1, 1, 1))

@@ -97,14 +97,8 @@ def fetch_data(path: Path) -> tuple[Path, Path]:
     if len(names) < 3:
         raise ValueError(f"expected hf://datasets/ORG/NAME/FILE, got {shown(str(path), 200)}")
     repo, _, revision = "/".join(names[:2]).partition("@")
-    name = "/".join(names[2:])
-    try:
-        with hub_errors(f"the dataset {repo}"):
-            found = Path(hf_hub_download(repo, name, repo_type="dataset", revision=revision or None))
-    except EntryNotFoundError as error:
-        if isinstance(error, LocalEntryNotFoundError):  # offline
-            raise
-        raise FileNotFoundError(f"the dataset {repo} on the Hub has no file {shown(name, 200)}") from None
+    with hub_errors(f"the dataset {repo}"):
+        found = Path(hf_hub_download(repo, "/".join(names[2:]), repo_type="dataset", revision=revision or None))
     commit = found.parts[found.parts.index("snapshots") + 1]
     return found, Path("hf:", "datasets", f"{repo}@{commit}", *names[2:])
 

@@ -192,5 +192,5 @@ def test_what_is_no_conversation_is_refused_by_place(tmp_path, content, expected
 def test_an_array_that_is_not_utf_8_is_refused(tmp_path):
     path = tmp_path / "talks.json"
     path.write_bytes(b'[{"conversations": [{"from": "human", "value": "\xff"}]}]')
-    with pytest.raises(ValueError, match="talks.json is not JSON: not UTF-8"):
+    with pytest.raises(ValueError, match="talks.json is not JSON: 'utf-8' codec"):
         ShareGPT(path).problems()

@@ -75,7 +75,7 @@ def test_rows_are_read_with_file_and_line(tmp_path):
         with pytest.raises(ValueError, match=expected):
             ExactTask(path).problems()
     path.write_bytes(b'{"prompt": "a"}\n{"prompt": "\xff"}\n')
-    with pytest.raises(ValueError, match="not UTF-8"):
+    with pytest.raises(ValueError, match="'utf-8' codec"):
         ExactTask(path).problems()
     (tmp_path / "rows.jsonl.gz").write_bytes(b"no gzip")
     with pytest.raises(ValueError, match="not a whole gzip file"):

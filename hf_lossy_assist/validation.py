@@ -136,10 +136,10 @@ def check_nesting(name: str, depth: int) -> None:
 
 
 def nearest(what: str, text: str, choices: Iterable[str]) -> str:
-    """Return the error for an unknown name: the given name, the known ones, and the closest match if any."""
+    """Return the error for an unknown name: the given name, and the closest match, or else the known ones."""
     names = sorted(choices)
     if not names:
         return f"unknown {what} {shown(text)}: it takes none, so leave it out"
     close = difflib.get_close_matches(text, names, n=1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
-    return f"unknown {what} {shown(text)}; there are {', '.join(names)}.{hint}"
+    hint = f". Did you mean {close[0]!r}?" if close else f"; there are {', '.join(names)}"
+    return f"unknown {what} {shown(text)}{hint}"

@@ -1,91 +1,84 @@
-"""Load what options name: target, draft, companion, servers, prompts; compare heads with the run that uses them."""
+"""Load what options name: target, draft, companion, policies, servers, prompts."""
 
-import difflib
 import json
-import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import hf_lossy_assist as hla
 
-from .. import artifacts, server, tasks
+from .. import policy, server, tasks
+from ..registry import Names, find_method
 from ..tasks.prompts import PromptText, read_texts
-from ..terminal import show
-from ..validation import DEMO, is_model, one_line, shown
-from ._options import INT8, TARGET, DraftOptions, LoadOptions, ModelOptions, check_pair
+from ..validation import DEMO, is_model, nearest, one_line, shown
+from ._options import INT8, DraftOptions, LoadOptions, ModelOptions
 
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     Draft: TypeAlias = PreTrainedModel | hla.Drafter | None
+    Served: TypeAlias = tuple[PreTrainedModel, PreTrainedModel | None, PreTrainedTokenizerBase]
     Loaded: TypeAlias = tuple[PreTrainedModel, Draft, PreTrainedTokenizerBase]
-    Part: TypeAlias = hla.Head | hla.Profile
 
-DEMO_TARGETS = ("demo-target", "demo-target:int8")  # names of the demo's target in records
-# Settings with an option of their own, which would override `--set`.
-OPTIONS = {
-    name: f"pass --{name.replace('_', '-')}"
+# What decides a setting in place of `--set`, which would have no effect.
+DECIDED = {
+    name: f"the command decides it: pass --{name.replace('_', '-')}"
     for name in ("max_new_tokens", "do_sample", "temperature", "top_k", "top_p")
-}
-STOP_DECIDES = dict.fromkeys(
+} | dict.fromkeys(
     ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold"),
-    "pass a stop, such as --policy constant:gamma=5",
+    "the policy decides it: pass a stop, such as --policy constant:gamma=5",
 )
 
 
-def load(
-    model: str | None, assistant: str | None, dtype: str, device: str, overrides: list[str] | None = None
-) -> "Loaded":
-    """Load target, draft and tokenizer; the demo's if both names are None. `overrides`: `--set`."""
-    if model is not None and assistant is not None and Path(assistant).resolve() == Path(model).resolve():
-        show(
-            "remark: --assistant is --model, and a draft that costs what the target costs gains nothing: pass a smaller model",
-            file=sys.stderr,
-        )
-    check_placement(dtype, device)
-    target, draft, tokenizer = server.named_drafters.load_pair(model, assistant, dtype, device)
-    override(target, overrides)
-    return target, draft, tokenizer
+def load_served(models: ModelOptions, options: LoadOptions) -> "tuple[Served, hla.Drafter | None]":
+    """Load target, draft and tokenizer, and a drafter; without names the demo's. Raises: `ValueError` or `OSError`, one line."""
+    loaded, drafter = server.named_drafters.load_served(
+        models.model, models.assistant, models.drafter, options.dtype, options.device
+    )
+    override(loaded[0], options.overrides)
+    return loaded, drafter
 
 
-def check_placement(dtype: str, device: str) -> None:
-    """Refuse a `--dtype` and a `--device` that cannot be used here. Raises: `ValueError`, one line."""
-    check = artifacts.loading
-    check.check_dtype(dtype, None if device == "auto" else check.check_device(device, "--device"), "--dtype")
+def load_without_drafter(models: ModelOptions, options: LoadOptions) -> "Served":
+    """Load target, draft and tokenizer as `load_served` does, in another process."""
+    return load_served(models, options)[0]
 
 
 def load_models(models: ModelOptions, options: LoadOptions) -> "Loaded":
-    """Load the target, its draft and the tokenizer. Raises: `ValueError`, one line, for a drafter of another target."""
-    if models.drafter is None:
-        return load(models.model, models.assistant, options.dtype, options.device, options.overrides)
-    drafter = server.named_drafters.load_trained(models.drafter)
-    target, _, tokenizer = load(models.model, None, options.dtype, options.device, options.overrides)
-    return target, server.named_drafters.fit_drafter(drafter, target, options.dtype), tokenizer
+    """Load target, draft and tokenizer; a drafter that needs no draft takes its place. Raises: `ValueError` or `OSError`, one line."""
+    (target, draft, tokenizer), drafter = load_served(models, options)
+    if drafter is not None and draft is not None:
+        raise ValueError(
+            f"--drafter {models.drafter} drafts beside a draft model: it is for hf-lossy generate and serve"
+        )
+    return target, draft if drafter is None else drafter, tokenizer
 
 
 def load_drafts(
     models: DraftOptions, options: LoadOptions
 ) -> "tuple[PreTrainedModel, dict[str, PreTrainedModel | hla.Drafter], PreTrainedTokenizerBase]":
-    """Load the target, its drafts by name and the tokenizer. Raises: `ValueError`, one line, for a draft of another target."""
-    names = models.assistants or ([] if models.drafter else [DEMO])
-    trained = None if models.drafter is None else server.named_drafters.load_trained(models.drafter)
-    first = next((name for name in names if is_model(name)), None)
-    target, draft, tokenizer = load(models.model, first, options.dtype, options.device, options.overrides)
-    found: dict[str, PreTrainedModel | hla.Drafter] = {}
+    """Load the target, its drafts by name and the tokenizer. Raises: `ValueError` or `OSError`, one line."""
+    names = models.assistants or ([DEMO] if models.model is None and models.drafter is None else [])
+    first = next((name for name in names if name == DEMO or is_model(name)), names[0] if names else None)
+    trained = models.drafter if first is None else None
+    target, draft, tokenizer = load_models(ModelOptions(model=models.model, assistant=first, drafter=trained), options)
+    drafts: dict[str, PreTrainedModel | hla.Drafter] = {}
     for name in names:
-        label = _shorten(name, found)
-        if name in (first, DEMO):
-            assert draft is not None
-            found[label] = draft
-            continue
-        if is_model(name):
-            server.named_drafters.check_tokenizers(tokenizer, str(models.model), name)
-        found[label] = server.named_drafters.load_draft(name, target, options.dtype, str(target.device))
-    if trained is not None:
-        found[_shorten(f"{models.drafter}", found)] = server.named_drafters.fit_drafter(trained, target, options.dtype)
-    return target, found, tokenizer
+        if name != first:
+            if is_model(name):
+                server.named_drafters.check_tokenizers(tokenizer, str(models.model), name)
+            draft = server.named_drafters.load_draft(name, target, options.dtype, str(target.device))
+        assert draft is not None
+        drafts[_shorten(name, drafts)] = draft
+    if models.drafter is not None:
+        if trained is None:
+            drafter = server.named_drafters.load_trained(models.drafter)
+            draft = server.named_drafters.fit_drafter(drafter, target, options.dtype)
+        assert draft is not None
+        drafts[_shorten(models.drafter, drafts)] = draft
+    return target, drafts, tokenizer
 
 
 def _shorten(name: str, others: Collection[str]) -> str:
@@ -94,75 +87,78 @@ def _shorten(name: str, others: Collection[str]) -> str:
     return short if short not in others else name if name not in others else f"{name} (drafter)"
 
 
-def read_drafter(given: str | None, policy: str, model: str | None, assistant: str | None) -> "hla.Drafter | None":
-    """Read `--drafter`: a registered drafter's name, JSON with the name and parameters, or a trained drafter's folder or Hub id.
-
-    Raises: `ValueError`, one line, if it does not match the other options.
-    """
-    drafter = None if given is None else server.named_drafters.read_drafter(given)
-    if policy == TARGET:
-        if drafter is not None:
-            raise ValueError(f"--drafter drafts, and --policy {TARGET} has no draft: leave one of them out")
-    elif drafter is None or drafter.needs_assistant:
-        check_pair(model, assistant)
-    elif assistant is not None and not drafter.takes_assistant:
-        raise ValueError(f"--drafter {given} drafts without a model: leave --assistant out")
-    return drafter
-
-
-def load_served(models: ModelOptions, options: LoadOptions) -> "tuple[Loaded, hla.Drafter | None]":
-    """Load what `hf-lossy serve` names: the models, and a drafter, if `--drafter` names one."""
-    given = models.drafter
-    over = given is not None and given.partition("+")[0] in ("auto", "composite")
-    if given is None or (server.named_drafters.is_trained(given) and not over):
-        models.check()
-    check_placement(options.dtype, options.device)
-    loaded, drafter = server.named_drafters.load_served(
-        models.model, models.assistant, given, options.dtype, options.device
-    )
-    override(loaded[0], options.overrides)
-    return loaded, drafter
+def load_alone(model: str | None, options: LoadOptions) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
+    """Load one model with its tokenizer; None: the demo's target."""
+    alone, _, tokenizer = server.named_drafters.load_pair(model, None, options.dtype, options.device)
+    return alone, tokenizer
 
 
 def load_companion(
-    companion: str | None, target: "PreTrainedModel", draft: "Draft", tokenizer: "PreTrainedTokenizerBase"
+    companion: str, target: "PreTrainedModel", draft: "Draft", tokenizer: "PreTrainedTokenizerBase"
 ) -> "PreTrainedModel":
-    """Load `--companion` in the target's precision and on its device; the demo's if it is None."""
+    """Load a companion in the target's precision and on its device: `demo`, `int8` for the draft in int8, or a model's files."""
     from ..artifacts.identity import same_ids
     from ..models.packed_linears import int8
 
-    if companion is None:
+    if companion == DEMO:
         return hla.demo.load(target.dtype, target.device).companion
     if companion == INT8:
         if draft is None or isinstance(draft, hla.Drafter):
-            raise ValueError(
-                f"--companion {INT8} is the draft model in int8, and --drafter drafts without one: pass --assistant in its place"
-            )
+            raise ValueError(f"a companion {INT8} is the draft model in int8, and there is none: pass --assistant")
         return int8(draft)
-    model, _, other = load(companion, None, str(target.dtype).removeprefix("torch."), str(target.device))
-    if not same_ids(tokenizer, other):
-        raise ValueError(f"--companion {companion} has another tokenizer than the target: token ids mean other words")
+    dtype = str(target.dtype).removeprefix("torch.")
+    model, words = load_alone(companion, LoadOptions(dtype=dtype, device=str(target.device)))
+    if not same_ids(tokenizer, words):
+        raise ValueError(
+            f"the companion {companion} has another tokenizer than the target: token ids mean other words"
+        )
     return model
 
 
-def override(target: "PreTrainedModel", given: list[str] | None) -> None:
+def read_policy(text: str, demo_models: bool) -> "hla.LossyPolicy":
+    """Read a policy: a name, a short form, JSON, a folder or a Hub id. With the demo's models, methods have the demo's head and profile."""
+    parse = policy.parse
+    name = text.partition("+")[0].partition(":")[0]
+    if demo_models and name in Names("method"):
+        files = {
+            "head": hla.demo.FOLDER / f"{name}_head",
+            "profile": hla.demo.FOLDER / "sv_profile",
+            "companion": DEMO,
+        }
+        for need in find_method(name).needs:
+            if need not in parse.list_parts(text)[0][1]:
+                text = parse.add_parameter(text, name, need, str(files[need]))
+    if text.count("/") == 1 and not parse.is_short_form(text) and text[:1] not in "{./~" and not Path(text).exists():
+        return hla.LossyPolicy.from_pretrained(text)
+    return hla.as_policy(text)
+
+
+def with_companion(
+    chosen: "hla.LossyPolicy", target: "PreTrainedModel", draft: "Draft", tokenizer: "PreTrainedTokenizerBase"
+) -> "hla.LossyPolicy":
+    """Return a policy whose filter has the companion that it names, loaded."""
+    name = getattr(chosen.filter, "companion", None)
+    if not isinstance(name, str):
+        return chosen
+    loaded: Any = {"companion": load_companion(name, target, draft, tokenizer)}
+    return replace(chosen, filter=replace(chosen.filter, **loaded))
+
+
+def override(target: "PreTrainedModel", settings: list[str] | None) -> None:
     """Write each NAME=VALUE into the target's generation config; a VALUE is JSON, or else text.
 
     Raises: `ValueError` or `TypeError`, one line, for an unknown name, one that something else determines, and an invalid value.
     """
     config = target.generation_config
-    for text in given or ():
+    for text in settings or ():
         name, equals, value = text.partition("=")
         if not equals:
             raise ValueError(f"--set: expected NAME=VALUE such as num_beams=1, got {shown(text)}")
-        if name in OPTIONS | STOP_DECIDES:
-            by = "the command" if name in OPTIONS else "the policy"
-            raise ValueError(f"--set {name}: {by} decides it: {(OPTIONS | STOP_DECIDES)[name]}")
-        known = [other for other in vars(config) if not other.startswith("_")]
-        if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {close[0]}?" if close else "see transformers.GenerationConfig"
-            raise ValueError(f"--set: there is no setting {shown(name)}: {hint}")
+        if name in DECIDED:
+            raise ValueError(f"--set {name}: {DECIDED[name]}")
+        if name.startswith("_") or not hasattr(config, name):
+            names = [setting for setting in vars(config) if not setting.startswith("_")]
+            raise ValueError(f"--set: {nearest('setting', name, names)}")
         try:
             parsed = json.loads(value)
         except ValueError:
@@ -213,17 +209,3 @@ def read_prompt_texts(prompts: str, limit: int | None, demo_limit: int, seed: in
 def name_demo_source(seed: int) -> str:
     """Return the name of the demo problems in records."""
     return f"the demo task, calibration problems of seed {seed}"
-
-
-def check_parts(models: ModelOptions | DraftOptions, parts: Iterable["Part"]) -> None:
-    """Refuse heads and profiles for models other than the demo's if no option names a model."""
-    for part in parts if models.demo else ():
-        record = part if isinstance(part, hla.Profile) else part.config
-        check_made_for(part.source, *(None if model is None else model.id for model in (record.target, record.draft)))
-
-
-def check_made_for(name: str | None, target: str | None, draft: str | None) -> None:
-    """Refuse an artifact for models other than the demo's, since models named in a record are not loaded automatically."""
-    if target not in (None, *DEMO_TARGETS):
-        pair = "pass --model and --assistant, or --drafter"
-        raise ValueError(f"{name} was made for the models {one_line(target)} and {one_line(draft)}: {pair}")

@@ -18,7 +18,6 @@ from ..validation import (
     check_int,
     check_number,
     check_positive,
-    is_model,
     one_line,
     shown,
 )
@@ -84,18 +83,12 @@ class ModelOptions:
         given = ((f.name, getattr(self, f.name)) for f in fields(self))
         return " ".join(f"--{name} {value}" for name, value in given if value is not None)
 
-    def check(self, learns: bool = False) -> None:
-        """Refuse a target without a draft model or a drafter, and a draft without a target. `learns`: from what the draft computes."""
-        if learns and self.assistant == SUFFIX:
+    def check_learnable(self) -> None:
+        """Refuse a draft that computes nothing, from which nothing can be learnt."""
+        if self.assistant == SUFFIX:
             raise ValueError(
                 f"--assistant {SUFFIX} looks drafts up and computes nothing to learn from: pass a draft model"
             )
-        if self.drafter is None:
-            check_pair(self.model, self.assistant)
-        elif self.assistant is not None:
-            raise ValueError("--drafter and --assistant are two drafts: pass one of them")
-        else:
-            check_demo("--drafter", self.drafter, self.model)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,19 +107,6 @@ class DraftOptions:
     def demo(self) -> bool:
         """Return whether the target is the demo's."""
         return self.model is self.drafter is None
-
-    def check(self) -> None:
-        """Refuse a target without a draft, a draft model without a target, and a draft that is named twice."""
-        given = self.assistants or []
-        for number, name in enumerate(given):
-            if name in given[:number]:
-                raise ValueError(f"--assistant {one_line(name)} stands twice: leave one of them out")
-            check_demo("--assistant", name, self.model)
-        if self.drafter is not None:
-            check_demo("--drafter", self.drafter, self.model)
-        models = [name for name in given if is_model(name)]
-        if models or not (given or self.drafter):
-            check_pair(self.model, next(iter(models), None))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,25 +202,6 @@ def _as_option(name: str, annotation: object, checks: dict[str, Callable[[object
         check = check_int if int in (kind, *get_args(kind)) else check_number
         checks[name] = lambda value: check(f"--{name.replace('_', '-')}", value, low, high)
     return Annotated[kind, typer.Option(*texts[:-1], help=texts[-1])]
-
-
-def check_pair(model: str | None, assistant: str | None) -> None:
-    """Refuse one without the other, since the demo's draft fits only the demo's target; other drafts go with either."""
-    if assistant is not None and not is_model(assistant):
-        check_demo("--assistant", assistant, model)
-    elif (model is None) != (assistant is None):
-        given, missing = ("--model", "--assistant") if assistant is None else ("--assistant", "--model")
-        way = ", or --drafter in its place" if missing == "--assistant" else ""
-        raise ValueError(f"{given} needs {missing} beside it{way} (without both, the demo models run)")
-
-
-def check_demo(option: str, given: str, model: str | None) -> None:
-    """Refuse the demo's draft or drafter for another target."""
-    if given == DEMO and model is not None:
-        what = "drafter" if option == "--drafter" else "draft"
-        raise ValueError(
-            f"{option} {DEMO} is the {what} of the demo's target: leave --model out, or pass a folder or Hub id"
-        )
 
 
 def check_prompts(prompts: str, model: str | None) -> None:

@@ -77,7 +77,7 @@ def collect_command(
         raise ValueError(f"--for: {nearest('method', method, METHODS)}")
     for_head = method != "eagle3"
     if for_head:
-        models.check(learns=True)
+        models.check_learnable()
     for name, given in (("--assistant", models.assistant), ("--drafter", models.drafter)):
         if given is not None and not for_head:
             raise ValueError(f"{name}: the target alone answers for eagle3: leave it out")

@@ -6,7 +6,6 @@ from typing import Annotated
 import hf_lossy_assist as hla
 
 from .. import evaluation, policy
-from ..registry import Names, find_method
 from ..terminal import show, show_json
 from ..validation import LONGEST_DRAFT, MOST, require
 from . import _models, _options, _runs
@@ -60,7 +59,6 @@ def compare_command(
       hf-lossy compare --policies strict,sprinter:head=head,threshold=0.7,sprinter:head=head,threshold=0.9 --no-static
     """
     require("this command", "scipy")
-    models.check()
     sizes = _options.read_batch_sizes(batch_size)
     sampling.check_ranges()
     _runs.check_out(out, running.resume)
@@ -68,7 +66,6 @@ def compare_command(
 
     decoding = evaluation.writer.DecodingSettings(max_new_tokens=max_new_tokens, **asdict(sampling))
     chosen = _read_policies(policies, gamma, models.demo)
-    _models.check_parts(models, [part for found in chosen.values() for part in found.saved().values()])
     if compile_rounds and models.drafter is not None:
         raise ValueError(
             "--compile: rounds that read the target's hidden states are not compiled: leave it out beside --drafter"
@@ -148,9 +145,6 @@ def _read_policies(given: str, gamma: int, demo_models: bool) -> "dict[str, hla.
     constant = hla.Constant(gamma)
     chosen: dict[str, hla.LossyPolicy] = {}
     for name in policy.parse.split_policies(given):
-        if demo_models and name in Names("method") and find_method(name).needs == ("head",):
-            found = policy.parse.make_named_policy(name, {"head": hla.demo.head(name)})
-        else:
-            found = hla.as_policy(name)
+        found = _models.read_policy(name, demo_models)
         chosen[name] = found if found.stop is not None else hla.LossyPolicy(found.rule, constant, found.filter)
     return chosen

@@ -10,11 +10,10 @@ import typer
 
 from .. import methods, training
 from ..artifacts.files import check_new
-from ..artifacts.json_io import read_object
 from ..terminal import console, show, table
 from ..validation import require
 from . import _options
-from ._models import check_made_for, load, load_models
+from ._models import load_alone, load_models
 from ._printing import show_evidence
 from ._runs import check_out, hint_resume
 
@@ -142,24 +141,20 @@ def fit_autojudge_command(
       hf-lossy fit autojudge mined --out judge --features target --folds 5
     """
     require("this command", "datasets", "sklearn", "matplotlib", "jinja2")
-    record = data / "mine.json"  # reading the dataset checks the rest
-    facts = read_object(record) if record.is_file() and models.demo else {}
-    pair = [entry.get("id") if isinstance(entry := facts.get(r), dict) else None for r in ("target", "draft")]
-    check_made_for(str(data), *pair)
     if features is None:
         features = "both" if models.drafter is None else "target"
     untargeted = features == "draft" and models.assistant is not None and models.model is None  # may be on a server
-    if not untargeted:
-        models.check(learns=True)
+    models.check_learnable()
     check_new(out, "fit again")  # before models are loaded
 
+    loading = _options.LoadOptions(dtype=dtype, device=device)
     settings = methods.autojudge.classifiers.JudgeSettings(
         model=features, position=position, recall=recall, folds=folds, seed=seed
     )
     if untargeted:
-        target, (draft, _, tokenizer) = None, load(models.assistant, None, dtype, device)
+        target, (draft, tokenizer) = None, load_alone(models.assistant, loading)
     else:
-        target, draft, tokenizer = load_models(models, _options.LoadOptions(dtype=dtype, device=device))
+        target, draft, tokenizer = load_models(models, loading)
     fitted, report = methods.autojudge.fit.fit_autojudge(data, out, target, draft, tokenizer, settings)
     console().print(_tabulate_thresholds(report))
     source = f"out of {report.folds} folds" if report.folds else "held out"
@@ -260,13 +255,7 @@ def _prepare(
     """Begin the training of a drafter; return a function that loads its target, for after the settings are checked."""
     require("this command", "accelerate", "jinja2")
     check_out(out, running.resume)
-
-    def load_target() -> Any:
-        if model is None:
-            check_made_for(str(data), methods.eagle3.data.read_target(data), None)
-        return load(model, None, dtype, device)[0]
-
-    return load_target
+    return lambda: load_alone(model, _options.LoadOptions(dtype=dtype, device=device))[0]
 
 
 def _show_report(report: "DrafterReport | None", out: Path, steps: int) -> None:

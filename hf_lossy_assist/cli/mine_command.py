@@ -133,7 +133,7 @@ def _check_models(models: _options.ModelOptions, task: str, remote: bool) -> Non
             "--drafter reads the target's hidden states, which no server gives: pass --model, or --assistant"
         )
     if not remote:
-        models.check(learns=True)
+        models.check_learnable()
     elif models.assistant is None and task != _options.DEMO:
         raise ValueError(
             "--target-url needs --assistant, the draft, whose tokenizer is the target's (without it: --task demo)"
@@ -148,9 +148,7 @@ def _load(
     """Load the target (None if a server runs it), the draft and the tokenizer."""
     if not remote or models.assistant is None:
         return _models.load_models(models, options)
-    if options.overrides:
-        raise ValueError("--set is for a target that is loaded here, and --target-url's is not: leave it out")
-    draft, _, tokenizer = _models.load(models.assistant, None, options.dtype, options.device)
+    draft, tokenizer = _models.load_alone(models.assistant, options)
     return None, draft, tokenizer
 
 

@@ -47,7 +47,7 @@ def profile_command(
       hf-lossy profile --model M --assistant D --companion C --prompts questions.jsonl --chat --batch-size 8,32 --out profile
     """
     require("this command", "sklearn", "jinja2")
-    models.check(learns=True)
+    models.check_learnable()
     if models.model is not None and companion is None:
         raise ValueError(f"--model needs --companion beside it: a path, Hub id, or {_options.INT8}")
     _options.check_prompts(prompts, models.model)
@@ -70,7 +70,7 @@ def profile_command(
     read, source = _models.read_prompt_texts(prompts, limit, PROFILED, sampling.seed)
     texts = [text.prompt for text in read]
     target, draft, tokenizer = _models.load_models(models, loading)
-    third = _models.load_companion(companion, target, draft, tokenizer)
+    third = _models.load_companion(companion or _options.DEMO, target, draft, tokenizer)
     texts = _models.with_template(tokenizer, texts) if chat else texts
     with hint_resume(out):
         measured = methods.sv.profiling.profile(

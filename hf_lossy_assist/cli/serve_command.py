@@ -11,7 +11,7 @@ from ..server.settings import KEY, ServerSettings
 from ..terminal import show
 from ..validation import require
 from . import _options
-from ._models import check_parts, load_served
+from ._models import load_served
 
 
 @_options.command
@@ -41,7 +41,6 @@ def serve_command(
     if settings.api_key is None:
         settings = replace(settings, api_key=os.environ.get(KEY))
     chosen = server.routes.read_policies(settings.policies)
-    check_parts(models, [part for found in chosen.values() for part in found.saved().values()])
     loaded, drafter = load_served(models, loading)
     name = settings.name_model(models.model)
     made = server.routes.make_server(settings, name, loaded, drafter, chosen)

@@ -49,13 +49,11 @@ def tune_command(
       hf-lossy tune --model M --assistant D --task gsm8k --data test.jsonl --chat --max-loss 0.02 --out tuned
     """
     require("this command", "scipy", "jinja2")
-    models.check()
     sampling.check_ranges()
     _runs.check_out(out, running.resume)
     decoding = evaluation.writer.DecodingSettings(max_new_tokens=max_new_tokens, **asdict(sampling))
     space = evaluation.tuning.parse_search_space(policy.parse.split_policies(policies))
     limit = DEMO_LIMIT if limit is None and task == _options.DEMO else limit
-    _models.check_parts(models, [part for found in space.policies.values() for part in found.saved().values()])
     _, problems, scoring, source = _runs.read_problems(None, task, data, models.model, limit, sampling.seed, shots)
     problems = _runs.remove_duplicates(problems, source)
     texts = [problem.prompt for problem in problems]

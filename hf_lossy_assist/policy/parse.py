@@ -104,11 +104,10 @@ def make_named_policy(name: str, beside: Mapping[str, object], **settings: objec
     missing = [need for need in method.needs if need not in beside]
     if missing:
         options = " and ".join(f"{need}=… ({MAY_BE[need]})" for need in missing)
-        on_the_line = " and ".join(f"--{need}" for need in missing)
         hint = f"; the folder of that name here is ./{name}" if os.path.isdir(name) else ""
         raise ValueError(
             f"lossy_policy: {name} needs {' and '.join(f'a {need}' for need in method.needs)}: pass {options} beside its name, "
-            f"on the command line {on_the_line} or {name}:{missing[0]}=FOLDER{hint}"
+            f"on the command line {name}:{','.join(f'{need}=FOLDER' for need in missing)}{hint}"
         )
     for parameter in (*beside, *settings):
         if parameter not in method.parameters and parameter in NEEDS:
@@ -164,8 +163,8 @@ def _refuse_unknown(name: str) -> NoReturn:
         )
     there_are = "; ".join(f"{group}: {', '.join(names)}" for group, names in groups.items())
     close = difflib.get_close_matches(name.lower(), known, n=1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
-    raise ValueError(f"lossy_policy: unknown policy {shown(name)}.{hint} There are {there_are}")
+    hint = f". Did you mean {close[0]!r}?" if close else f"; there are {there_are}"
+    raise ValueError(f"lossy_policy: unknown policy {shown(name)}{hint}")
 
 
 # -- the short form ---------------------------------------------------------------------------------------------------

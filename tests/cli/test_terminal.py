@@ -123,7 +123,7 @@ def test_warnings_of_a_command_are_one_line(hf_lossy, tmp_path):
     (tmp_path / "head" / "config.json").write_text(json.dumps(config | {f"new{WILD}\nentry": 1}))
     with warnings.catch_warnings():
         warnings.simplefilter("default")
-        done = hf_lossy("generate", "--policy", "sprinter", "--head", tmp_path / "head", "--max-new-tokens", 2)
+        done = hf_lossy("generate", "--policy", f"sprinter:head={tmp_path / 'head'}", "--max-new-tokens", 2)
     [line] = [line for line in done.err.splitlines() if "entries not known" in line]
     assert line.startswith("warning: ") and quiet(line) and "\\x1b" in line and "site-packages" not in done.err
 

@@ -38,7 +38,7 @@ def test_a_policy_whose_name_is_no_name(given):
     [
         ("generate", "--policy", "POLICY"),
         ("generate", "--policy", LONG * 20),
-        ("generate", "--policy", "sprinter", "--head", LONG * 20),
+        ("generate", "--policy", f"sprinter:head={LONG * 20}"),
         ("generate", "--model", LONG * 20, "--assistant", "x", "--prompt", "x"),
         ("generate", "--prompts", LONG * 20),
         ("generate", "--drafter", LONG * 20),

@@ -205,7 +205,7 @@ def test_an_update_drops_nothing(url, texts):
     ("given", "line"),
     [
         ("x", "app: expected settings by name, such as app.*, got 'x'"),
-        ({"modle": "M"}, "app: unknown setting 'modle'; there are .*Did you mean 'model'"),
+        ({"modle": "M"}, "app: unknown setting 'modle'. Did you mean 'model'"),
         ({"policies": []}, "policies: Input should be a valid string"),
         ({"replicas": "x"}, "replicas: Input should be a valid integer"),
         ({"drafter": "./none"}, "'./none' is neither a folder here nor a repository name"),

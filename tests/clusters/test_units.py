@@ -167,7 +167,7 @@ def test_texts_in_files_go_on_from_those_that_are_there(hf_lossy, tmp_path):
     [
         (("--ray", "auto"), "--ray and --resume are for texts in files: pass --out"),
         (("--out", "texts"), "pass --prompts"),
-        (("--out", "texts", "--prompts", "p.jsonl", "--json"), "pass --prompts, not --json"),
+        (("--out", "texts", "--prompts", "p.jsonl", "--json"), "pass --prompts, and leave --prompt, --json"),
         (("--out", "texts", "--prompts", "none.jsonl"), "there is no file 'none.jsonl'"),
         (("--out", "texts", "--prompts", "b.parquet"), "Parquet magic bytes not found"),
         (("--out", "texts", "--prompts", "e.parquet"), "there is a column 'error', which the writer makes"),
@@ -175,7 +175,7 @@ def test_texts_in_files_go_on_from_those_that_are_there(hf_lossy, tmp_path):
         (("--out", "empty", "--prompts", "p.jsonl", "--resume"), "--resume: empty.partial is not there, so no run of empty is unfinished"),
         (("--out", "texts", "--prompts", "p.jsonl", "--ray", ""), "--ray '': expected auto, local, HOST:PORT or ray://HOST:PORT"),
         (("--out", "texts", "--prompts", "p.txt"), "expected JSON lines (.jsonl) or Parquet (.parquet)"),
-        (("--out", "texts", "--prompts", "p.jsonl", "--compile"), "leave --compile and --policy target out"),
+        (("--out", "texts", "--prompts", "p.jsonl", "--compile"), "--compile and --policy target out"),
         (("--out", "p.jsonl", "--prompts", "p.jsonl"), "p.jsonl exists: choose another --out"),
         (("--out", "texts", "--prompts", "p.jsonl", "--ray", "127.0.0.1:1"), "--ray 127.0.0.1:1: no cluster to work on"),
         (("--out", "texts", "--prompts", "p.jsonl", "--ray", "ray://127.0.0.1:1"), "no cluster to work on ([Errno 111] Connection refused)"),
@@ -248,7 +248,7 @@ def test_what_is_mined_and_collected_by_workers_that_load_the_models(tmp_path):
     ("settings", "line"),
     [
         ({"draft": "D"}, "draft D has no target: pass both, or neither for the demo's"),
-        ({"dtype": "float7"}, "load: unknown dtype 'float7'; there are auto, bfloat16"),
+        ({"dtype": "float7"}, "load: unknown dtype 'float7'. Did you mean 'float32'"),
         ({"target": "./none"}, "./none was not loaded: it is neither a folder here nor a Hub id"),
         ({"target": "M", "load_models": dict}, "load_models is in place of target, draft and policy: pass either"),
         ({"load_models": lambda: (hla.demo.load().target, {})}, "settings: expected a tokenizer among them"),

@@ -228,12 +228,10 @@ def test_a_run_that_goes_on_says_what_was_left_out_before():
         (("--prompts", "none.jsonl"), "there is no file 'none.jsonl'"),
         (("--prompts", "."), "there is no file '.' (it is a folder)"),
         (("--do-sample", "--greedy"), "--do-sample and --greedy contradict each other: pass one of them"),
-        (("--model", "x"), "--model needs --assistant beside it, or --drafter in its place"),
+        (("--model", "x", "--task", "demo"), "--task demo is for the demo models"),
         (("--temperature", "0.5"), "--do-sample"),
-        (("--assistant", "x", "--assistant", "suffix"), "--assistant needs --model beside it"),
-        (("--assistant", "suffix", "--assistant", "suffix"), "--assistant suffix stands twice"),
+        (("--assistant", "x", "--assistant", "suffix"), "expected both"),
         (("--assistant", "exit:two"), "--assistant exit:two: expected exit:N with a number of layers"),
-        (("--model", "x", "--assistant", "demo"), "--assistant demo is the draft of the demo's target"),
     ],
 )
 def test_what_is_wrong_is_one_line_before_a_model_is_loaded(hf_lossy, monkeypatch, arguments, message):

@@ -73,7 +73,7 @@ LINES = {
     "forgot enable": r"not used by the model: \['lossy_policy'\]",
     "wrong name": r"'svipp'.*Did you mean 'svip'.*sprinter.*top_k.*heuristic.*staged",
     "a rule's name where it needs a number": r"needs k.*'top_k:k=4'",
-    "a method's name without its head": r"sprinter needs a head.*--head",
+    "a method's name without its head": r"sprinter needs a head.*sprinter:head=FOLDER",
     "a class in place of an object": r"class SVIP.*SVIP\(",
     "a draft of another family": r"97.*60.*assistant_tokenizer",
     "the draft's name in place of the draft": r"from_pretrained\('org/draft'\)",

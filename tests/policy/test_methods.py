@@ -59,9 +59,13 @@ def test_generate_takes_it():
 @pytest.mark.parametrize(
     ("given", "beside", "line"),
     [
-        ("autojudge", {}, "autojudge needs a head: pass head=….*--head"),
-        ("sv", {}, "sv needs a profile and a companion: pass profile=….*companion=….*--profile and --companion"),
-        ("sv", {"companion": "org/name"}, "sv needs a profile and a companion: pass profile=….*--profile"),
+        ("autojudge", {}, "autojudge needs a head: pass head=….*autojudge:head=FOLDER"),
+        (
+            "sv",
+            {},
+            "sv needs a profile and a companion: pass profile=….*companion=….*sv:profile=FOLDER,companion=FOLDER",
+        ),
+        ("sv", {"companion": "org/name"}, "sv needs a profile and a companion: pass profile=….*sv:profile=FOLDER"),
         ("svip", {"head": "org/name"}, "svip takes no head"),
         ("sprinter", {"head": "org/name", "profile": "org/name"}, "sprinter takes no profile"),
         ("typical", {"head": "org/name"}, 'head=… is for lossy_policy="sprinter" or .*not for lossy_policy=.typical'),

@@ -104,7 +104,7 @@ def test_a_policy_does_not_change():
 @pytest.mark.parametrize(
     ("given", "error", "words"),
     [
-        ("svp", ValueError, ["'svp'", "strict, sv, svip", "Did you mean 'svip'?"]),
+        ("svp", ValueError, ["'svp'", "Did you mean 'svip'?"]),
         ("zebra", ValueError, ["'zebra'", "strict, sv, svip"]),
         ({"stpo": "svip"}, ValueError, ["entry 'stpo'", "Did you mean 'stop'?"]),
         ({"stop": "heuristik"}, ValueError, ["stop 'heuristik'", "Did you mean 'heuristic'?"]),

@@ -58,7 +58,7 @@ def test_every_name_whose_parameters_are_numbers_has_one():
         ("svip+strictt", "unknown policy 'strictt'. Did you mean 'strict'"),
         ("trim(step=0.1)", "'trim(step=0.1)' is no name: parameters are written as trim:name=value, or in a dict"),
         ("svip:hh=1", "unknown parameter of stop 'svip' 'hh'"),
-        ("top_k:kk=3", "unknown parameter of rule 'top_k' 'kk'; there are k. Did you mean 'k'?"),
+        ("top_k:kk=3", "unknown parameter of rule 'top_k' 'kk'. Did you mean 'k'?"),
         (
             "svip+",
             "+ joins two parts, as in top_k:k=4+svip, and one is missing in 'svip+': leave the + out, or add the part",
@@ -74,7 +74,7 @@ def test_every_name_whose_parameters_are_numbers_has_one():
         ("top_k:k=four", "got 'four'"),
         (
             "sprinter:threshold=0.7",
-            "sprinter needs a head: pass head=… (a Head, a folder or org/name) beside its name, on the command line --head or sprinter:head=FOLDER",
+            "sprinter needs a head: pass head=… (a Head, a folder or org/name) beside its name, on the command line sprinter:head=FOLDER",
         ),
         ("svip+sprinter:head=x", "the method sprinter stands first"),
         ("sprinter:tau=0.7,head=x", "unknown parameter of 'sprinter' 'tau'"),

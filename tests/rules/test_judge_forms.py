@@ -27,6 +27,7 @@ from hf_lossy_assist import (
     TopK,
     as_policy,
 )
+from hf_lossy_assist.cli._models import read_policy
 
 
 # -- its forms ------------------------------------------------------------------------------------------------------------
@@ -162,52 +163,30 @@ def test_wrong_heads_and_values_are_refused():
     refused(lambda: AutoJudge(head, 0.5, stop="svip"), "LossyPolicy.stop.*DraftStop.*'svip'", TypeError)
     refused(lambda: Sprinter(head), r"P\(acceptable\).*P\(important\)")
     refused(lambda: HeadStop(head), r"P\(important\)")
-    refused(lambda: as_policy("autojudge"), "autojudge needs a head: pass head=….*--head")
+    refused(lambda: as_policy("autojudge"), "autojudge needs a head: pass head=….*autojudge:head=FOLDER")
     refused(lambda: as_policy("autojuge"), "unknown policy 'autojuge'")
     refused(lambda: as_policy(AutoJudge), "the function autojudge", TypeError)
     for k, error in ((-1, ValueError), (1.5, TypeError), ("2", TypeError), (True, TypeError), (None, TypeError)):
         refused(lambda k=k: TopK(k), "TopK.k: expected a whole number of at least 0", error)
     refused(
         lambda: hla.demo.head("autojuge"),
-        "unknown method 'autojuge'; there are autojudge, specdec, sprinter.*'autojudge'",
+        "unknown method 'autojuge'. Did you mean 'autojudge'",
     )
     refused(lambda: hla.demo.head(None), "demo.head: unknown method")
     assert hla.demo.head().config.polarity == hla.demo.head("sprinter").config.polarity == "acceptable"
 
 
 def test_the_command_lines_policy(tmp_path):
-    """`--policy autojudge` with its options, and each option with a policy that has no use for it."""
-    from hf_lossy_assist.cli.generate_command import PolicyOptions
-
-    def _policy(policy, head, threshold, window, demo_models):
-        options = PolicyOptions(policy=policy, head=head, threshold=threshold, window=window)
-        make, _ = options.read(demo_models)
-        return make(None, None, None)
-
+    """`--policy autojudge:…`; with the demo's models a head's default is the demo's."""
     make_head(threshold=0.25).save_pretrained(tmp_path / "judge")
-    LinearHead(HeadConfig(32)).save_pretrained(tmp_path / "doubt")
-    judge, doubt = str(tmp_path / "judge"), str(tmp_path / "doubt")
-    head = hla.Head.from_pretrained(judge)
-    for options, expected in (
-        ((None, None), AutoJudge(head, 0.25, 32)), ((0.5, None), AutoJudge(head, 0.5)), ((None, 9), AutoJudge(head, window=9)),
-        ((0.0, 5), AutoJudge(head, 0, 5)),
+    head = hla.Head.from_pretrained(tmp_path / "judge")
+    for parameters, expected in (
+        ("", AutoJudge(head, 0.25, 32)), (",threshold=0.5", AutoJudge(head, 0.5)), (",window=9", AutoJudge(head, window=9)),
+        (",threshold=0,window=5", AutoJudge(head, 0, 5)),
     ):  # fmt: skip
-        assert _policy("autojudge", judge, *options, True) == expected == _policy("autojudge", judge, *options, False)
-    assert _policy("sprinter", doubt, None, None, False) == Sprinter(hla.Head.from_pretrained(doubt), 0.5)
-    assert _policy("sprinter", doubt, 0.0, None, False).stop.threshold == 0.0
-    for policy, head_path, threshold, window, words in (
-        ("svip", judge, None, None, "--head is for --policy sprinter or autojudge or specdec, not 'svip'"),
-        ("target", judge, None, None, "--head is for"),
-        ("strict", None, 0.5, None, "--threshold is for --policy sprinter or autojudge or specdec, not 'strict'"),
-        ("strict", None, 0.0, None, "--threshold is for"),
-        ("sprinter", doubt, None, 4, "--window is for --policy autojudge, not 'sprinter'"),
-        ("target", None, None, 0, "--window is for"),
-        ("autojudge", judge, 1.5, None, "threshold.*from 0 to 1.*1.5"),
-        ("autojudge", judge, None, 0, "at least 1"),
-        ("autojudge", doubt, 0.5, None, r"P\(acceptable\).*Sprinter"),
-        ("sprinter", judge, None, None, r"P\(important\)"),
-        ("autojudge", str(tmp_path / "none"), None, None, "neither a folder here"),
-    ):  # fmt: skip
-        given = (policy, head_path, threshold, window)
-        refused(lambda given=given: _policy(*given, True), words)
-    refused(lambda: _policy("autojudge", None, None, None, False), "--policy autojudge needs --head.*fit")
+        for demo_models in (True, False):
+            assert read_policy(f"autojudge:head={tmp_path / 'judge'}{parameters}", demo_models) == expected
+    assert read_policy("autojudge:threshold=0.4", True) == AutoJudge(hla.demo.head("autojudge"), 0.4)
+    assert read_policy("sprinter+fallback", True) == Sprinter(hla.demo.head()).with_fallback()
+    refused(lambda: read_policy("autojudge:threshold=1.5", True), "threshold.*from 0 to 1.*1.5")
+    refused(lambda: read_policy("autojudge", False), "autojudge needs a head.*autojudge:head=FOLDER")

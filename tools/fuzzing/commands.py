@@ -36,10 +36,10 @@ WRONG = [
 ]  # fmt: skip
 # Valid values of options, besides the numbers and names that are valid for others of the same type.
 MEANT = {
-    "--policy": ["strict", "svip", "sprinter", "autojudge", "sv", "target", '{"stop": {"name": "constant", "gamma": 2}}'],
+    "--policy": ["strict", "svip", "sprinter:threshold=0.2", "autojudge:window=4", "sv", "target", '{"stop": {"name": "constant", "gamma": 2}}'],
     "--dtype": ["float32", "bfloat16", "float16"], "--device": ["cpu", "auto"], "--task": ["demo", "gsm8k", "math", "code", "qa"],
     "--kind": ["method", "rule", "stop", "filter", "drafter"], "--for": ["sprinter", "specdec"], "--temperature": ["0.7", "1"], "--top-k": ["0", "5"],
-    "--top-p": ["0.9", "1"], "--seed": ["0", "7"], "--threshold": ["0.2", "1.5"], "--window": ["4"], "--gamma": ["1", "2"], "--mix": ["0.3"],
+    "--top-p": ["0.9", "1"], "--seed": ["0", "7"], "--gamma": ["1", "2"], "--mix": ["0.3"],
     "--lambda": ["1.2", "3"], "--prompt": ["w1 w2 w3", "w4"], "--head": ["linear", "mlp"], "--max-draft": ["3"], "--shots": ["0", "2"],
     "--features": ["draft", "target", "both"], "--position": ["token", "predicting"], "--folds": ["0", "3"], "--recall": ["0.9"],
     "--width": ["4"], "--weight": ["6"], "--workers": ["1", "2"], "--max-mismatches": ["1"], "--max-seconds": ["5"], "--max-distance": ["0.1"],
@@ -69,7 +69,7 @@ def case(random: Random, folder: Path) -> Case:
         given["--prompts"] = str(_prompts(random, folder))
     if "--out" in options:
         given["--out"] = str(folder / "out")
-    if words == ("profile",) or words == ("generate",) and random.random() < 0.2:
+    if words == ("profile",):
         given["--companion"] = str(saved("companion"))
     drawn = sorted(options)
     for name in random.sample(drawn, min(len(drawn), random.choice([0, 1, 1, 2, 4]))):
@@ -94,7 +94,7 @@ def _value(random: Random, name: str, folder: Path) -> str:
         return server().url  # its reply is that of the previous case, or the list below
     if name in MEANT and random.random() < 0.5:
         return random.choice(MEANT[name])
-    if name in ("--policy", "--head", "--profile", "--companion", "--model") and random.random() < 0.4:
+    if name in ("--policy", "--companion", "--model") and random.random() < 0.4:
         return str(saved(random.choice(["head", "judge_head", "profile", "target", "companion"])))
     if name == "--policy" and random.random() < 0.5:
         return json.dumps(mutated(random, {"rule": {"name": "top_k", "k": 2}, "stop": {"name": "svip", "h": 0.3}}))

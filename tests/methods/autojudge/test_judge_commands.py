@@ -56,15 +56,15 @@ def test_mine_fit_generate_push_pull(hf_lossy, hub, mined, tmp_path):
     )
     assert Head.from_pretrained(head).config.polarity == "important"
 
-    options = ("--policy", "autojudge", "--max-new-tokens", 40, "--json", "--seed", 3)
-    lossy = hf_lossy("generate", *options, "--head", head, "--threshold", 0.9, "--window", 8).json
+    options = ("--max-new-tokens", 40, "--json", "--seed", 3, "--policy")
+    lossy = hf_lossy("generate", *options, f"autojudge:head={head},threshold=0.9,window=8").json
     assert lossy["policy"]["rule"] == {"name": "judge", "head": str(head), "threshold": 0.9}
     assert lossy["policy"]["stop"] == {"name": "constant", "gamma": 8}
     assert lossy["speculation"]["lossless"] is False and lossy["speculation"]["num_lossy_accepts"] > 0
-    strict = hf_lossy("generate", *options, "--head", head, "--threshold", 0, "--batch-size", 3).json
-    alone = hf_lossy("generate", "--policy", "target", "--max-new-tokens", 40, "--json", "--seed", 3).json
+    strict = hf_lossy("generate", "--batch-size", 3, *options, f"autojudge:head={head},threshold=0").json
+    alone = hf_lossy("generate", *options, "target").json
     assert [o["token_ids"] for o in strict["outputs"]] == [o["token_ids"] for o in alone["outputs"]]
-    shipped = hf_lossy("generate", *options).json
+    shipped = hf_lossy("generate", *options, "autojudge").json
     assert shipped["policy"]["rule"]["threshold"] == demo.head("autojudge").config.threshold
 
     for folder, repo in ((head, "org/judge"), (mined, "org/mined")):

@@ -41,16 +41,14 @@ def test_the_demo(hf_lossy, tmp_path):
     assert last.endswith(f"hf-lossy compare --policies strict,svip,sv:profile={tmp_path / 'p'}")
     assert ("does not pay" in last) == (not any(made.worthwhile(batch) for batch in (1, 2)))
 
-    given = ("--policy", "sv", "--do-sample", "--batch-size", 3, "--max-new-tokens", 12)
-    for more in ((), ("--profile", tmp_path / "p", "--gamma", 2, "--top-k", 40)):
-        generated = hf_lossy("generate", *given, *more, "--json")
+    given = ("--do-sample", "--batch-size", 3, "--max-new-tokens", 12, "--top-k", 40, "--policy")
+    for policy in ("sv", f"sv:profile={tmp_path / 'p'},gamma=2"):
+        generated = hf_lossy("generate", "--json", *given, policy)
         assert generated.code == 0, generated.err
         report = json.loads(generated.out)
         assert len(report["outputs"]) == 3 and all(0 < len(o["token_ids"]) <= 12 for o in report["outputs"])
-    assert "demo-companion" in hf_lossy("generate", *given, "--companion", "int8").line, (
-        "the profile is of another companion"
-    )
-    assert "up to 3 tokens" in hf_lossy("generate", *given, "--profile", tmp_path / "p", "--gamma", 5).line
+    assert "demo-companion" in hf_lossy("generate", *given, "sv:companion=int8").line, "the profile's is another"
+    assert "up to 3 tokens" in hf_lossy("generate", *given, f"sv:profile={tmp_path / 'p'},gamma=5").line
 
 
 @pytest.mark.nightly
@@ -83,7 +81,7 @@ def test_custom_models(hf_lossy, tmp_path):
         (["--limit", "3", "--gamma", "1", "--max-new-tokens", "6"], "at least 1000 are needed: pass more prompts"),
         (["--dtype", "int4"], "--dtype"),
         (["--device", "abacus"], "--device"),
-        ([*DEMO[:2]], "--assistant"),
+        ([*DEMO[:2], "--companion", "c", "--prompts", "{tmp}/one.jsonl"], "expected both"),
         ([*DEMO], "--companion"),
         ([*DEMO, *map(str, COMPANION)], "--prompts"),
         ([*DEMO, "--companion", "nowhere", "--prompts", "{tmp}/one.jsonl"], "nowhere"),

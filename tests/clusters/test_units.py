@@ -93,8 +93,8 @@ def test_a_file_of_a_dataset_on_the_hub(hub, hf_lossy, tmp_path):
     assert file.read(0)["prompt"].to_pylist() == ["1+1=", "2+2="]
     wrong = {
         "org/prompts/none.parquet": "the dataset org/prompts: 404",
-        "org/none/p.parquet": "the dataset org/none is not on the Hub, or private",
-        "org/prompts@v9/p.parquet": "the dataset org/prompts on the Hub has no such revision",
+        "org/none/p.parquet": "the dataset org/none: 404",
+        "org/prompts@v9/p.parquet": "the dataset org/prompts: 404",
         "p.parquet": "expected hf://datasets/ORG/NAME/FILE, got",
     }
     for given, line in wrong.items():

@@ -3,7 +3,7 @@
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from ..stats.intervals import Estimate, mcnemar, rate, ratio, wilson
 from ..stats.speculation import EXACT, name_guarantee
@@ -74,54 +74,50 @@ class ArmMetrics:
     def to_dict(self) -> dict[str, object]:
         """Return one flat row of plain numbers; the names of speeds are those of Spec-Bench and vLLM."""
         row: dict[str, object] = {}
-        for name, value in vars(self).items():
-            if name == "of_target_all":
-                row |= {f"{name}_low": value.low, f"{name}_high": value.high}
-            elif isinstance(value, Estimate) or name in ("accuracy", "of_assisted"):
-                value, low, high = (None, None, None) if value is None else value
-                row |= {name: value, f"{name}_low": low, f"{name}_high": high}
+        for name, value in asdict(self).items():
+            if name in ESTIMATES:
+                row[name], row[f"{name}_low"], row[f"{name}_high"] = value or (None, None, None)
             else:
                 row[name] = value
+        del row["of_target_all"]  # as in of_target
         return row
 
 
-def format_estimate(figure: Estimate, form: str) -> str:
-    """Return a figure with its interval in brackets, if it has one."""
-    between = "" if figure.low is None else f" ({figure.low:{form}}–{figure.high:{form}})"
-    return f"{figure.value:{form}}{between}"
+ESTIMATES = ("tokens_per_second", "of_target", "of_target_all", "of_assisted", "accuracy")
 
 
-def format_optional(figure: Estimate | float | None, form: str) -> str:
-    """Return a figure, or a dash if there is none."""
+def _format(figure: Estimate | float | None, form: str) -> str:
+    """Return a figure with its interval in brackets, if it has one; a dash if there is none."""
     if isinstance(figure, Estimate):
-        return format_estimate(figure, form)
+        return f"{figure.value:{form}}" + (
+            "" if figure.low is None else f" ({figure.low:{form}}–{figure.high:{form}})"
+        )
     return format(figure, form) if figure else NONE
 
 
 def format_row(metrics: ArmMetrics, dtype: object) -> list[dict[str, str]]:
     """Return an arm's cells by column, for the tables of speed, acceptance and answers. `dtype`: the precision of the target."""
-    speed, target = metrics.tokens_per_second, metrics.arm == TARGET
-    changed = NONE
+    changed, accuracy, first = NONE, metrics.accuracy, metrics.first_token
     if metrics.p is not None and metrics.better + metrics.worse > 0:
         changed = f"+{metrics.better} −{metrics.worse}, {metrics.p:.2g}"
     return [
         {
-            "tokens/s": format_estimate(speed, f".{digits(speed.value)}f"),
-            "× target": "1" if target else format_estimate(metrics.of_target, ".2f"),
-            "× assisted": NONE if metrics.of_assisted is None else f"{metrics.of_assisted.value:.2f}",
-            "first, ms": format_optional(metrics.first_token and metrics.first_token * 1e3, ".0f"),
+            "tokens/s": _format(metrics.tokens_per_second, f".{digits(metrics.speed)}f"),
+            "× target": "1" if metrics.arm == TARGET else _format(metrics.of_target, ".2f"),
+            "× assisted": _format(metrics.of_assisted and metrics.of_assisted.value, ".2f"),
+            "first, ms": _format(first and first * 1e3, ".0f"),
         },
         {
-            "a call": format_optional(metrics.tokens_per_target_call, ".2f"),
-            "accepted": format_optional(metrics.acceptance, ".0%"),
-            "lossy": format_optional(metrics.lossy, ".1%"),
-            "unchecked": format_optional(metrics.unchecked, ".1%"),
+            "a call": _format(metrics.tokens_per_target_call, ".2f"),
+            "accepted": _format(metrics.acceptance, ".0%"),
+            "lossy": _format(metrics.lossy, ".1%"),
+            "unchecked": _format(metrics.unchecked, ".1%"),
             "same text": f"{metrics.equal}/{metrics.prompts}",
             "guarantee": metrics.guarantee(dtype),
         },
         {
             "right": NONE if metrics.right is None else f"{metrics.right}/{metrics.judged}",
-            "95 %": NONE if metrics.accuracy is None else f"{metrics.accuracy.low:.0%}–{metrics.accuracy.high:.0%}",
+            "95 %": NONE if accuracy is None else f"{accuracy.low:.0%}–{accuracy.high:.0%}",
             "won, lost, p": changed,
         },
     ]
@@ -131,35 +127,26 @@ def compute_metrics(answers: Sequence[ArmOutput], arms: Iterable[ArmFacts]) -> l
     """Return the metrics of every arm at every batch size, in the order of `arms`; arms are compared on the same prompts."""
     found: list[ArmMetrics] = []
     by: defaultdict[tuple[int, str], list[ArmOutput]] = defaultdict(list)
-    for answer in answers:
+    for answer in sorted(answers, key=lambda answer: answer.prompt):
         by[answer.batch_size, answer.arm].append(answer)
     for size in sorted({size for size, _ in by}):
-        here = [(arm, sorted(by[size, arm.name], key=lambda a: a.prompt)) for arm in arms if by[size, arm.name]]
-        base = next(outputs for arm, outputs in here if arm.name == TARGET)
-        assisted = max(
-            (outputs for arm, outputs in here if arm.kind == "assisted"),
-            key=lambda outputs: rate(*_sum_units(outputs)).value,
-            default=None,
-        )
+        here = [(arm, by[size, arm.name]) for arm in arms if by[size, arm.name]]
+        rivals = [outputs for arm, outputs in here if arm.kind == "assisted"]
+        assisted = max(rivals, key=lambda outputs: rate(*_sum_units(outputs)).value, default=None)
         for arm, outputs in here:
-            beside = None if assisted is None else _match_prompts(assisted, outputs)
-            found.append(_measure_arm(arm, outputs, _match_prompts(base, outputs), beside, len(here)))
+            found.append(_measure_arm(arm, outputs, by[size, TARGET], assisted, len(here)))
     return found
 
 
-def _match_prompts(answers: list[ArmOutput], others: list[ArmOutput]) -> list[ArmOutput]:
-    """Return the outputs for the same prompts as `others`."""
-    prompts = {answer.prompt for answer in others}
-    return [answer for answer in answers if answer.prompt in prompts]
-
-
 def _measure_arm(
-    arm: ArmFacts, outputs: list[ArmOutput], base: list[ArmOutput], assisted: list[ArmOutput] | None, arms: int
+    arm: ArmFacts, outputs: list[ArmOutput], target: list[ArmOutput], assisted: list[ArmOutput] | None, arms: int
 ) -> ArmMetrics:
-    tokens = sum(len(answer.token_ids) for answer in outputs)
-    calls = (
-        None if any(answer.target_calls is None for answer in outputs) else sum(a.target_calls or 0 for a in outputs)
-    )
+    prompts = {answer.prompt for answer in outputs}
+    base = [answer for answer in target if answer.prompt in prompts]
+    beside = [answer for answer in assisted or () if answer.prompt in prompts]
+    tokens, speed, alone = sum(len(answer.token_ids) for answer in outputs), _sum_units(outputs), _sum_units(base)
+    counted = [answer.target_calls for answer in outputs if answer.target_calls is not None]
+    calls = sum(counted) if len(counted) == len(outputs) else 0
     verified = sum(answer.num_draft_tokens for answer in outputs)
     firsts = [answer.first_token for answer in outputs if answer.first_token is not None]
     # A prompt without a known right answer is neither right nor wrong.
@@ -176,10 +163,10 @@ def _measure_arm(
         batch_size=outputs[0].batch_size,
         prompts=len(outputs),
         new_tokens=tokens,
-        tokens_per_second=rate(*_sum_units(outputs)),
-        of_target=ratio(*_sum_units(outputs), *_sum_units(base)),
-        of_target_all=ratio(*_sum_units(outputs), *_sum_units(base), confidence=1 - 0.05 / max(arms - 1, 1)),
-        of_assisted=None if assisted is None else ratio(*_sum_units(outputs), *_sum_units(assisted)),
+        tokens_per_second=rate(*speed),
+        of_target=ratio(*speed, *alone),
+        of_target_all=ratio(*speed, *alone, confidence=1 - 0.05 / max(arms - 1, 1)),
+        of_assisted=ratio(*speed, *_sum_units(beside)) if beside else None,
         first_token=statistics.median(firsts) if firsts else None,
         tokens_per_target_call=tokens / calls if calls else None,
         acceptance=sum(a.num_accepted_draft_tokens for a in outputs) / verified if verified else None,

@@ -67,10 +67,8 @@ def compare_arms(
         what: is being done, for the bar.
     """
     store = ResultStore() if store is None else store
-    left_out, seconds = dict[str, str](), dict[str, float]()
-    for arm in arms:
-        if arm.optional and not store.measures(arm.name):
-            left_out[arm.name] = "it failed when this run was begun"
+    absent = [arm.name for arm in arms if arm.optional and not store.measures(arm.name)]
+    left_out, seconds = dict.fromkeys(absent, "it failed when this run was begun"), dict[str, float]()
     arms = [arm for arm in arms if arm.name not in left_out]
     todo = [number for number, batch in enumerate(batches) if not store.has(*batch[:2])]
     models, make = ((), None) if loaded is None else loaded

@@ -114,33 +114,34 @@ KINDS: tuple[Kind, ...] = ("rule", "method")  # entries that have ladders
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """The settings of a search: lossless ones, by name, which need no certificate, and steps of ladders."""
+    """The settings of a search, by name: lossless ones, which need no certificate, and steps of ladders."""
 
-    lossless: dict[str, LossyPolicy]
+    policies: dict[str, LossyPolicy]
     steps: list[Candidate]
-    policies: dict[str, LossyPolicy]  # of all, by name
+
+    @property
+    def lossless(self) -> list[str]:
+        """Names of the lossless settings."""
+        return [name for name, policy in self.policies.items() if policy.lossless]
 
 
 def parse_search_space(texts: Sequence[str]) -> SearchSpace:
-    """Parse the policies of `--policies`; `top_k+svip` is top_k's whole ladder with svip, `top_k:k=3+svip` one step of it.
+    """Parse the policies of `--policies`: `top_k+svip` is top_k's whole ladder with svip, `top_k:k=3+svip` one step.
 
     Raises: `ValueError`, one line, if there is no lossless policy for the others to beat.
     """
-    lossless: dict[str, LossyPolicy] = {}
-    steps: list[Candidate] = []
-    policies: dict[str, LossyPolicy] = {}
+    space = SearchSpace({}, [])
     for text in texts:
-        for name in expand(text):
-            policy = as_policy(name)
-            policies[name] = policy
-            if policy.lossless:
-                lossless[name] = policy
-            elif name not in {step.name for step in steps}:
-                ladder = text if len(expand(text)) > 1 else _name_ladder(name)
-                steps.append(Candidate(name, ladder, sum(step.ladder == ladder for step in steps)))
-    if not lossless:
+        names = expand(text)
+        for name in names:
+            if name not in space.policies:
+                space.policies[name] = as_policy(name)
+                if not space.policies[name].lossless:
+                    ladder = text if len(names) > 1 else _name_ladder(name)
+                    space.steps.append(Candidate(name, ladder, sum(step.ladder == ladder for step in space.steps)))
+    if not space.lossless:
         raise ValueError("no lossless policy is among these: add svip, or strict, which the others have to beat")
-    return SearchSpace(lossless, steps, policies)
+    return space
 
 
 def expand(text: str) -> list[str]:
@@ -217,19 +218,16 @@ def tune_policies(
     Raises: `ValueError`, one line, if the target has so few right answers that a policy with none would be certified.
     """
     store = ResultStore() if store is None else store
-    models = writer.target, draft, writer.tokenizer
-    decoding, task = writer.decoding, writer.task
+    models, decoding, task = (writer.target, draft, writer.tokenizer), writer.decoding, writer.task
 
     def measure(policies: Mapping[str, LossyPolicy], first: int, end: int) -> ComparisonResult:
         def make(models: Loaded) -> tuple[TextWriter, list[Arm]]:
             arms = make_arms(models[0], models[1], policies, tokenizer=models[2], assisted=False)
             return TextWriter(models[0], models[2], decoding, task), arms
 
-        arms = make_arms(writer.target, draft, policies, tokenizer=writer.tokenizer, assisted=False)
         batches, what = list_batches(end, [search.batch_size], first), "certifying" if first else "trying settings"
-        return compare_arms(
-            writer, arms, prompts, batches, store=store, problems=problems, loaded=(models, make), what=what
-        )
+        arms, loaded = make(models)[1], (models, make)
+        return compare_arms(writer, arms, prompts, batches, store=store, problems=problems, loaded=loaded, what=what)
 
     first = measure(space.policies, 0, search.first).metrics
     by = {metrics.arm: metrics for metrics in first}
@@ -243,16 +241,17 @@ def tune_policies(
     tried = {metrics.arm: _make_trial(metrics) for metrics in first}
     to_beat = max(best_lossless.speed, by[TARGET].speed)
     chosen = choose_candidates(space.steps, tried, to_beat, search.max_loss)
-    policies = {name: space.policies[name] for name in (best_lossless.arm, *(step.name for step in chosen))}
-    second = measure(policies, search.first, len(prompts))
+    second = measure(
+        {name: space.policies[name] for name in (best_lossless.arm, *(step.name for step in chosen))},
+        search.first,
+        len(prompts),
+    )
     later = {metrics.arm: metrics for metrics in second.metrics}
     found = certify(chosen, {s.name: _make_trial(later[s.name]) for s in chosen}, search.max_loss, search.delta)
     best, lossless = find_fastest(found), later[best_lossless.arm]
-    # A gain over a lossless arm that may be noise does not count.
-    if best is not None and not _is_faster(
-        second, best.step.name, max(lossless, later[TARGET], key=lambda arm: arm.speed).arm
-    ):
-        best = None
+    rival = max(lossless, later[TARGET], key=lambda arm: arm.speed).arm
+    if best is not None and not _is_faster(second, best.step.name, rival):
+        best = None  # a gain over a lossless arm that may be noise does not count
     return TuningResult(first, second.metrics, found, best, lossless)
 
 

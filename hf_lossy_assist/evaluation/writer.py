@@ -14,13 +14,13 @@ from transformers.generation.streamers import BaseStreamer
 from ..generation.speculative import stop_at
 from ..models.introspection import device_of, end_tokens
 from ..stats.clock import wait_for
-from ..stats.speculation import RowStats
 from ..tasks.base import AnswerTask
 from ..text.detokenizer import continuation, special_in
 from ..training.jobs import SamplingSettings
 from .arms import Arm, counted_calls
 
 
+COUNTS = ("num_draft_tokens", "num_accepted_draft_tokens", "num_lossy_accepts", "num_unchecked_tokens")
 TAIL = 192  # tokens that include those of a round and of the sentence that ends a text
 
 
@@ -146,20 +146,18 @@ class TextWriter:
             sum(group[0].seconds for group in written),
             [answer for group in written for answer in group],
         )
-        for place, answer in enumerate(answers, first):
-            answer.prompt, answer.batch_size, answer.seconds = place, len(prompts), seconds
+        for index, answer in enumerate(answers, first):
+            answer.prompt, answer.batch_size, answer.seconds = index, len(prompts), seconds
         return answers
 
     def _group(self, arm: Arm, prompts: list[str], unit: int) -> list[ArmOutput]:
         """Continue prompts in one call."""
         inputs = self.tokenizer(prompts, return_tensors="pt", padding=True).to(device_of(self.target))
         inputs.pop("token_type_ids", None)
-        streamer = FirstToken() if len(prompts) == 1 else None
-        settings = (
-            self.decoding.decoding()
-            | {"max_new_tokens": self.decoding.max_new_tokens}
-            | ({} if streamer is None else {"streamer": streamer})
-        )
+        streamer = FirstToken()
+        settings = self.decoding.decoding() | {"max_new_tokens": self.decoding.max_new_tokens}
+        if len(prompts) == 1:
+            settings["streamer"] = streamer
         if self.task is not None and self.task.ends_early:
             # A criterion, since Transformers' assisted generation passes `stop_strings` to the draft without the tokenizer.
             settings["stopping_criteria"] = StoppingCriteriaList([self._criterion(arm, inputs["input_ids"].shape[1])])
@@ -179,14 +177,15 @@ class TextWriter:
             ids = self._ended(prompt, row[: length if stats_row is None else stats_row.num_new_tokens])
             text = continuation(self.tokenizer, prompt, ids)
             answer = ArmOutput(arm.name, i, len(prompts), unit, text, ids, seconds)
-            if streamer is not None and streamer.at is not None:
-                answer.first_token = streamer.at - began
-            if arm.kind == "target":
-                answer.target_calls = len(ids)
-            elif arm.kind == "assisted":
-                answer.target_calls = calls[0]
+            answer.first_token = streamer.at and streamer.at - began
             if stats_row is not None:
-                _count_rounds(answer, stats_row)
+                steps = sorted(stats_row.steps.items())
+                answer.accept_lengths = [accepted + 1 for (_, accepted), times in steps for _ in range(times)]
+                answer.target_calls = stats_row.num_spec_steps
+                for name in COUNTS:
+                    setattr(answer, name, getattr(stats_row, name))
+            elif arm.kind != "policy":
+                answer.target_calls = calls[0] if arm.kind == "assisted" else len(ids)
             answers.append(answer)
         return answers
 
@@ -208,11 +207,3 @@ class TextWriter:
         if not self.holds_end(prompt, ids):
             return ids
         return ids[: bisect_left(range(len(ids)), True, lo=1, key=lambda count: self.holds_end(prompt, ids[:count]))]
-
-
-def _count_rounds(answer: ArmOutput, row: RowStats) -> None:
-    """Copy the statistics that a call reports for a row."""
-    answer.target_calls = row.num_spec_steps
-    answer.accept_lengths = [accepted + 1 for (_, accepted), times in sorted(row.steps.items()) for _ in range(times)]
-    answer.num_draft_tokens, answer.num_accepted_draft_tokens = row.num_draft_tokens, row.num_accepted_draft_tokens
-    answer.num_lossy_accepts, answer.num_unchecked_tokens = row.num_lossy_accepts, row.num_unchecked_tokens

@@ -1,8 +1,20 @@
-"""The registry of names: `entry` describes a name, `registry` registers and looks up, `settings` is the base of policies and
+"""The registry of names: `entry` describes a name, `registry` registers and looks up, `frozen` is the base of policies and
 their parts, `discovery` imports the modules that register."""
 
 from .discovery import KINDS, Kind
 from .entry import NEEDS, REQUIRED, Entry, HeadKind, Method
+from .frozen import (
+    Amount,
+    Count,
+    DraftLength,
+    Factor,
+    Frozen,
+    Number,
+    Positive,
+    PositiveShare,
+    Several,
+    Share,
+)
 from .registry import (
     Names,
     find_entry,
@@ -17,18 +29,6 @@ from .registry import (
     register_rule,
     register_stop,
     set_base,
-)
-from .settings import (
-    Amount,
-    Count,
-    DraftLength,
-    Factor,
-    Frozen,
-    Number,
-    Positive,
-    PositiveShare,
-    Several,
-    Share,
 )
 
 

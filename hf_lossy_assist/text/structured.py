@@ -47,12 +47,6 @@ def structured(
     Raises: `ValueError` or `TypeError`, one line, for an invalid grammar, one that no text matches, or one with keywords that are not
     enforced; `ImportError` without xgrammar. Source: https://github.com/mlc-ai/xgrammar.
     """
-    if not isinstance(tokenizer, PreTrainedTokenizerBase):
-        raise TypeError(f"structured: tokenizer: expected the target's tokenizer, got {shown(tokenizer)}")
-    if stop_tokens is not None and not (
-        isinstance(stop_tokens, list | tuple) and stop_tokens and all(type(token) is int for token in stop_tokens)
-    ):
-        raise TypeError(f"structured: stop_tokens: expected a list of token ids, or None, got {shown(stop_tokens)}")
     compiler = _compiler_of(tokenizer, stop_tokens)
     if not isinstance(grammar, list | tuple):
         return StructuredOutput([_compiled(compiler, grammar, "structured")], tokenizer=tokenizer)
@@ -244,17 +238,16 @@ def _compiled(compiler: Any, source: Source, name: str) -> Any:
     if isinstance(source, xgrammar.CompiledGrammar):
         return source
     schema = getattr(source, "model_json_schema", None)
+    if not callable(schema) and not isinstance(source, Mapping | str | xgrammar.Grammar):
+        raise TypeError(f"{name}: expected {SOURCES}, got {shown(source)}")
     try:
         if callable(schema):
             source = schema()
-        if isinstance(source, xgrammar.Grammar):
-            return find_begin(compiler.compile_grammar(source))
         if isinstance(source, Mapping) or (isinstance(source, str) and source.lstrip().startswith("{")):
-            found = xgrammar.Grammar.from_json_schema(read_schema(source))
-            return find_begin(compiler.compile_grammar(hold_characters(found)))
-        if isinstance(source, str) and "::=" in source:
+            source = hold_characters(xgrammar.Grammar.from_json_schema(read_schema(source)))
+        elif isinstance(source, str):
             check_size(source)
-            return find_begin(compiler.compile_grammar(source))
+        return find_begin(compiler.compile_grammar(source))
     except (ValueError, TypeError, RuntimeError, RecursionError, MemoryError) as error:
         if ran_out(error):
             raise MemoryError(
@@ -263,7 +256,6 @@ def _compiled(compiler: Any, source: Source, name: str) -> Any:
         raise ValueError(
             f"{name}: {shown(source)} is no schema or grammar that can be held to: {name_reason(error)}"
         ) from None
-    raise TypeError(f"{name}: expected {SOURCES}, got {shown(source)}")
 
 
 def name_reason(error: BaseException) -> str:

@@ -257,7 +257,7 @@ WRONG = {
     "a schema that is only itself": ({"$ref": "#"}, "{'$ref': '#'} is no schema"),
     "no root": ('rot ::= "a"', "root"),
     "an open class": ("root ::= [", "class"),
-    "words": ("name and age", "expected a JSON schema"),
+    "words": ("name and age", "is no schema or grammar that can be held to"),
     "an object": (object(), "expected a JSON schema"),
 }
 
@@ -378,8 +378,6 @@ def test_what_only_looks_like_these_is_taken():
 
 
 def test_wrong_uses_are_one_line(target, ways):
-    with pytest.raises(TypeError, match="^structured: tokenizer: expected"):
-        hla.structured({}, "gpt2")
     with pytest.raises(ValueError, match="^structured: [^\n]*an empty list"):
         hla.structured([], TOKENIZER)
     with pytest.raises(ValueError, match="^structured: number 1: "):

@@ -37,9 +37,6 @@ def collect_command(
     max_new_tokens: Annotated[
         int | None, (1, MOST_NEW_TOKENS), "most new tokens of each row (default: 64; 256 for eagle3)"
     ] = None,
-    states: Annotated[
-        bool, "--states/--no-states", "for eagle3: keep the target's states on disk, or work them out again each time"
-    ] = True,
     batch_size: _options.BatchSize = 8,
     seed: _options.Seed = 0,
     running: _options.RunOptions,
@@ -94,7 +91,7 @@ def collect_command(
     common = decoding | {"new_tokens": max_new_tokens, "batch_size": batch_size, "seed": seed}
     if models.drafter is not None:
         common["places"] = drafters.trained.PLACES
-    settings = _make_settings(method, mix, LAMBDA if lam is None else lam, states, common)
+    settings = _make_settings(method, mix, LAMBDA if lam is None else lam, common)
     processes = find_workers(ray, models, loading, load_models)
     target, draft, tokenizer = load_models(models, loading)
     if chat:
@@ -109,14 +106,14 @@ def collect_command(
             what = f"{len(load_from_disk(str(out)))} tokens of {len(texts)} prompts, with a data card"
         else:
             methods.eagle3.collect.collect(target, tokenizer, [text.prompt for text in texts], out, settings, **run)
-            what = f"answers to {len(texts)} prompts, with {'their' if states else 'no'} states"
+            what = f"answers to {len(texts)} prompts"
     show(f"{out}: {what}")
 
 
-def _make_settings(method: str, mix: float | None, lam: float, states: bool, common: dict[str, Any]) -> Any:
+def _make_settings(method: str, mix: float | None, lam: float, common: dict[str, Any]) -> Any:
     """Return the settings of the job, checked: `CollectSettings` for a head, `TextSettings` for an EAGLE-3 drafter."""
     if method == "eagle3":
-        return methods.eagle3.collect.TextSettings(states=states, **common)
+        return methods.eagle3.collect.TextSettings(**common)
     return methods.sprinter.collect_runner.CollectSettings(lam=lam, **common, **_choose_states(method, mix))
 
 

@@ -1,4 +1,4 @@
-"""Read the data of `collect`: texts, with the target's states and likeliest tokens at each position."""
+"""Read the data of `collect`: texts, and by the target's forwards its states and likeliest tokens at each position."""
 
 import warnings
 from collections.abc import Sequence
@@ -18,6 +18,10 @@ from ...validation import shown
 from .collect import RECORD, SHARDS, TextSettings
 
 
+LIKELY = 32  # likeliest tokens at each position whose probabilities a drafter learns
+FORMER = ("states", "likely")  # settings of earlier versions, whose data held the target's states
+
+
 @dataclass(frozen=True)
 class TextBatch:
     """Texts of one batch, padded on the right."""
@@ -34,7 +38,8 @@ def read_facts(folder: Path) -> JSONObject:
     """Read the record of a collection. Raises: `ValueError`, one line, for a folder that is none, unfinished or changed."""
     facts = open_dataset(folder, RECORD, "hf-lossy collect --for eagle3")
     with name_unreadable(folder):
-        TextSettings(**facts["settings"] | {"layers": tuple(facts["settings"]["layers"])})
+        settings = {name: value for name, value in facts["settings"].items() if name not in FORMER}
+        TextSettings(**settings | {"layers": tuple(settings["layers"])})
     return facts
 
 
@@ -44,30 +49,25 @@ def read_target(folder: str | Path) -> str:
 
 
 class TextDataset:
-    """The texts of a folder. Their tokens are in memory; the rest is read from the files, or computed by the target, on demand."""
+    """The texts of a folder, in memory; the target's states and probabilities are computed on demand."""
 
-    def __init__(self, folder: str | Path, target: PreTrainedModel):
-        """`target`: the model that wrote them. Raises: `ValueError`, one line, for another model or damaged files."""
+    def __init__(self, folder: str | Path, target: PreTrainedModel, likely: int = LIKELY):
+        """`target`: the model that wrote them. `likely`: tokens at each position whose probabilities are read. Raises: `ValueError`, one line, for another model or damaged files."""
         self.folder = Path(folder)
         self.facts = read_facts(self.folder)
         self.settings = self.facts["settings"]
         recorded = ModelIdentity.from_dict(self.facts["target"])
         self._check_target(recorded, target)
         self.target, self.layers = target, tuple(self.settings["layers"])
-        self._places: list[tuple[Path, int]] = []  # file and first token of each text
         self.ids: list[torch.Tensor] = []
         self.prompts: list[int] = []
         for name in name_units(-(-self.facts["prompts"] // self.settings["batch_size"]), SHARDS):
             file = self.folder / name
             with name_unreadable(file), safe_open(str(file), framework="pt") as data:
                 tensors = {name: data.get_tensor(name) for name in ("ids", "lengths", "prompts")}
-            start, prompts = 0, tensors["prompts"].tolist()
-            for ids, prompt in zip(tensors["ids"].split(tensors["lengths"].tolist()), prompts, strict=True):
-                self._places.append((file, start))
-                self.ids.append(ids.long())
-                self.prompts.append(prompt)
-                start += len(ids)
-        self._hook = None if self.settings["states"] else HiddenStateHook(target, self.layers)
+            self.ids += tensors["ids"].long().split(tensors["lengths"].tolist())
+            self.prompts += tensors["prompts"].tolist()
+        self.likely, self._hook = likely, HiddenStateHook(target, self.layers)
 
     def _check_target(self, recorded: ModelIdentity, target: PreTrainedModel) -> None:
         """Refuse another target, or other weights in the same precision; warn of another precision."""
@@ -98,14 +98,15 @@ class TextDataset:
 
         lengths = torch.tensor([len(text["ids"]) for text in found])
         prompts = torch.tensor([self.prompts[number] for number in numbers])
-        return TextBatch(pad("ids"), pad("states"), pad("likely").long(), pad("probs").float(), lengths, prompts)
+        return TextBatch(pad("ids"), pad("states"), pad("likely"), pad("probs"), lengths, prompts)
 
+    @torch.no_grad()
     def _read(self, number: int, length: int) -> dict[str, torch.Tensor]:
-        file, start = self._places[number]
-        names = ("likely", "probs") if self._hook is not None else ("states", "likely", "probs")
-        with safe_open(str(file), framework="pt") as tensors:
-            out = {name: tensors.get_slice(name)[start : start + length] for name in names}
-        out["ids"] = self.ids[number][:length]
-        if self._hook is not None:
-            out["states"] = self._hook.read(self.target, out["ids"]).to(torch.bfloat16).cpu()
-        return out
+        """Return the first `length` tokens of a text, with the target's states and likeliest next tokens by one forward."""
+        ids = self.ids[number][:length]
+        with self._hook:
+            logits = self.target(ids[None].to(self.target.device), use_cache=False).logits[0].float()
+            states = self._hook.take_states()
+        assert states is not None, "the target has just run"
+        probs, tokens = logits.softmax(dim=-1).topk(min(self.likely, logits.shape[-1]))
+        return {"ids": ids, "states": states[0], "likely": tokens, "probs": probs}

@@ -127,7 +127,7 @@ def fit_drafter(
     resume: bool = False,
 ) -> tuple[Eagle3Drafter | DSparkDrafter, DrafterReport | None]:
     """Train a drafter by `method`; see `fit_eagle3`."""
-    texts = TextDataset(data, target)
+    texts = TextDataset(data, target, settings.likely)
     split = split_texts(len(texts), settings)
     _check_lengths(texts, split, settings)
     processes = Processes.started()

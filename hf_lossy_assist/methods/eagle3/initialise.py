@@ -15,7 +15,7 @@ from ...drafters.networks.corrected_networks import DSparkNetwork
 from ...drafters.networks.eagle_network import Eagle3Config, Eagle3Network
 from ...models.introspection import base_of
 from ...validation import MOST, check_int, check_number, check_positive
-from .data import TextDataset
+from .data import LIKELY, TextDataset
 
 
 Network = TypeVar("Network", Eagle3Network, DSparkNetwork)
@@ -32,6 +32,7 @@ class DrafterFitSettings:
         epochs, batch_size (texts), learning_rate (maximum), longest (tokens used of a text).
         held_out: share of the texts used for the figures.
         texts: how many of the others to train on, always the same first ones; None: all. To estimate the benefit of more texts.
+        likely: number of likeliest tokens at each position whose probabilities it learns.
         save_every: optimizer steps between two checkpoints.
     """
 
@@ -45,6 +46,7 @@ class DrafterFitSettings:
     longest: int = 1024
     held_out: float = 0.05
     texts: int | None = None
+    likely: int = LIKELY
     save_every: int = 100
     seed: int = 0
 
@@ -57,6 +59,7 @@ class DrafterFitSettings:
         for name in ("epochs", "batch_size", "save_every"):
             check_int(name, getattr(self, name), 1)
         check_int("longest", self.longest, 4)
+        check_int("likely", self.likely, 1, 1024)
         check_int("seed", self.seed, 0)
         check_positive("learning_rate", self.learning_rate, 1.0)
         check_number("held_out", self.held_out, 0.01, 0.5)

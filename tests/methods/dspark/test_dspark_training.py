@@ -18,7 +18,7 @@ from hf_lossy_assist.methods.eagle3.fit import measure, split_texts
 
 PROMPTS = [f"w{3 + i} w{7 + i % 5} w{11 + 2 * i}" for i in range(20)]
 SHORT = DSparkFitSettings(
-    steps=3, rank=8, epochs=2, batch_size=5, vocabulary=30, save_every=3, held_out=0.2, intermediate_size=48
+    steps=3, rank=8, epochs=2, batch_size=5, vocabulary=30, likely=60, save_every=3, held_out=0.2, intermediate_size=48
 )
 
 
@@ -29,7 +29,7 @@ def target():
 
 @pytest.fixture(scope="module")
 def data(target, tmp_path_factory):
-    settings = TextSettings(new_tokens=16, layers=(0, 1, 2), likely=60, batch_size=20)
+    settings = TextSettings(new_tokens=16, layers=(0, 1, 2), batch_size=20)
     return collect(target, small.tokenizer(), PROMPTS, tmp_path_factory.mktemp("dspark") / "texts", settings)
 
 
@@ -38,7 +38,7 @@ def data(target, tmp_path_factory):
 def test_blocks_in_training_are_those_that_are_drafted(target, data, monkeypatch, markov):
     """At every place, in parts of few blocks: the same tokens are right, and the loss is that of the same logits and of the confidence."""
     monkeypatch.setattr(module, "BLOCKS", 5)
-    texts = TextDataset(data, target)
+    texts = TextDataset(data, target, 60)
     network = make_network(
         target, texts, DSparkFitSettings(**vars(SHORT) | {"vocabulary": 50, "seed": 3, "markov": markov})
     )
@@ -79,7 +79,7 @@ def test_blocks_in_training_are_those_that_are_drafted(target, data, monkeypatch
 def test_it_learns_and_drafts_for_its_target(target, data, tmp_path):
     settings = DSparkFitSettings(**vars(SHORT) | {"epochs": 60, "learning_rate": 3e-3})
     drafter, report = fit_dspark(target, data, tmp_path / "drafter", settings)
-    texts = TextDataset(data, target)
+    texts = TextDataset(data, target, 60)
     train, test = split_texts(len(texts), settings)
     embedding = target.get_input_embeddings()
     untrained, trained = (

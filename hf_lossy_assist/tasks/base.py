@@ -67,9 +67,9 @@ class AnswerTask(ABC):
 
     def cut(self, response: str) -> str:
         """Return `response` up to the first of `ends` and after `closing`; a few-shot model would write another question, or repeat its answer."""
-        found = [place for end in self.ends if (place := response.find(end)) >= 0]
+        ends = [response.index(end) for end in self.ends if end in response]
         closed = None if self.closing is None else self.closing.search(response)
-        return response[: min([*found, *([closed.end()] if closed else []), len(response)])]
+        return response[: min([*ends, *([closed.end()] if closed else []), len(response)])]
 
 
 NO_ANSWERS = "the task sharegpt has prompts and no right answers: use it with compare, or as --prompts of collect, and another task here"

@@ -202,11 +202,11 @@ class CodeTask(FileTask):
 
     def extract(self, problem: Problem, response: str) -> str | None:
         """Return the outcome of the tests, which are run now; for its meaning see the class."""
-        given = self.continuation(response, problem.extra["entry_point"])
-        if given is None:
-            return None
         row = problem.extra
-        program = f"{row['prompt']}{given}\n{row['test']}\ncheck({row['entry_point']})"
+        code = self.continuation(response, row["entry_point"])
+        if code is None:
+            return None
+        program = f"{row['prompt']}{code}\n{row['test']}\ncheck({row['entry_point']})"
         return run_program(program, self.timeout, self.sandbox)
 
     def continuation(self, response: str, name: str) -> str | None:

@@ -96,8 +96,8 @@ def problems(n: int, seed: int = 0, split: str = "test") -> list[WordProblem]:
 
 def answer(text: str) -> int | None:
     """Return the number in the last "The answer is N." of `text`, or None if there is none."""
-    found = re.findall(r"The answer is (\d+)\.", text)
-    return int(found[-1]) if found else None
+    numbers = re.findall(r"The answer is (\d+)\.", text)
+    return int(numbers[-1]) if numbers else None
 
 
 class DemoTask(AnswerTask):
@@ -114,8 +114,8 @@ class DemoTask(AnswerTask):
         return [Problem(p.prompt, str(p.answer), {"reference": p.solution}) for p in drawn]
 
     def extract(self, problem: Problem, response: str) -> str | None:
-        found = answer(response)
-        return None if found is None else str(found)
+        value = answer(response)
+        return None if value is None else str(value)
 
     def same(self, problem: Problem, reference: str, answer: str) -> bool:
         return int(reference) == int(answer)

@@ -35,12 +35,12 @@ def boxed(text: str) -> str | None:
     r"""Return the content of the last closed \boxed{…} in `text`, or None. Linear in the length of the text."""
     opened: list[tuple[bool, int]] = []  # whether it is a box, and where its content begins
     boxes: list[tuple[int, int]] = []
-    for found in _BRACES.finditer(text):
-        if found["box"] or found[0] == "{":
-            opened.append((bool(found["box"]), found.end()))
-        elif found[0] == "}" and opened:
+    for mark in _BRACES.finditer(text):
+        if mark["box"] or mark[0] == "{":
+            opened.append((bool(mark["box"]), mark.end()))
+        elif mark[0] == "}" and opened:
             box, start = opened.pop()
-            boxes += [(start, found.start())] if box else []
+            boxes += [(start, mark.start())] if box else []
     return text[slice(*max(boxes))].strip() or None if boxes else None
 
 
@@ -51,13 +51,13 @@ def stated(text: str) -> str | None:
     """
     later: str | None = None  # a last one without an end
     for end in reversed([match.end() for match in _STATED.finditer(text)]):
-        found = _PHRASE.match(text, end)
-        phrase = found[1].strip(" *$") if found else ""
-        if found is None or not phrase:
+        match = _PHRASE.match(text, end)
+        phrase = match[1].strip(" *$") if match else ""
+        if match is None or not phrase:
             continue
         if later is not None:
             return phrase if phrase.startswith(later) else later
-        if found[2]:
+        if match[2]:
             return phrase
         later = phrase
     return later
@@ -70,17 +70,17 @@ def number(text: str) -> str | None:
     text = re.sub(r"\\?\$|\\[,!;]", "", text.replace("{,}", ","))
     text = _FRACTION.sub(r" \1/\2", text.replace("\\cdot", "*").replace("\\times", "*"))
     text = _MIXED.sub(lambda match: f"{int(match[1]) * int(match[3]) + int(match[2])}/{match[3]}", text)
-    found = _NUMBER.search(text)
-    return re.sub(r"[\s,]", "", found[0]) if found else None
+    match = _NUMBER.search(text)
+    return re.sub(r"[\s,]", "", match[0]) if match else None
 
 
 def exact(text: str) -> Fraction | None:
     """Return the value of "-1.5", "3/2" or "1,500"; None for anything else, and for texts too long to be an answer."""
-    found = _EXACT.fullmatch(re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text.strip())) if len(text) <= 100 else None
-    if found is None:
+    match = _EXACT.fullmatch(re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text.strip())) if len(text) <= 100 else None
+    if match is None:
         return None
-    below = Fraction(found[2] or 1)
-    return Fraction(found[1]) / below if below else None
+    below = Fraction(match[2] or 1)
+    return Fraction(match[1]) / below if below else None
 
 
 def equal(reference: str, answer: str) -> bool:

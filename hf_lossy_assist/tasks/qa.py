@@ -32,8 +32,8 @@ class JudgeModel(Protocol):
 
 def parse_verdict(reply: str) -> int | None:
     """Return how much better B is than A by the last verdict in `reply`, from -2 to 2; None if there is none."""
-    found = _VERDICT.findall(reply)
-    return VERDICTS[found[-1]] if found else None
+    verdicts = _VERDICT.findall(reply)
+    return VERDICTS[verdicts[-1]] if verdicts else None
 
 
 class QATask(FileTask):
@@ -86,11 +86,11 @@ class QATask(FileTask):
 
     def _finds_worse(self, request: str, reference: str, answer: str) -> bool:
         """Return one vote."""
-        found = self.versus(request, reference, answer)
-        if found is None:
+        gain = self.versus(request, reference, answer)
+        if gain is None:
             with self._lock:
                 self.unreadable += 1
-        return found is None or found < 0
+        return gain is None or gain < 0
 
     def versus(self, request: str, reference: str, answer: str) -> int | None:
         """Return 1 if the judge finds `answer` better than `reference`, −1 if worse, each in at least one order and the opposite in none; 0 if

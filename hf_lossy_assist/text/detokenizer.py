@@ -58,7 +58,7 @@ def special_tokens(tokenizer: "PreTrainedTokenizerBase") -> dict[int, str]:
     except NotImplementedError:  # Transformers' MistralCommonBackend, all of whose special tokens are named
         added = {}
     named = dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
-    return named | {token: found.content for token, found in added.items() if found.special}
+    return named | {token: entry.content for token, entry in added.items() if entry.special}
 
 
 def special_in(tokenizer: "PreTrainedTokenizerBase", texts: Iterable[str]) -> dict[int, str]:
@@ -128,18 +128,18 @@ class Detokenizer:
             return
         while end > done and self.joins(new[end - 1]):
             end -= 1
-        known = self.final + self.added(new[done:end])
-        if end > done and text.startswith(known):
+        settled = self.final + self.added(new[done:end])
+        if end > done and text.startswith(settled):
             self._context = self._deciding(self._context + new[done:end])
-            self._done, self.final = new[:end], known
+            self._done, self.final = new[:end], settled
 
     def added(self, new: list[int]) -> str:
         """Return the text of `new` after the tokens whose text is final, with visible tokens in place."""
         out, begin = "", 0
-        for place, token in enumerate(new):
+        for index, token in enumerate(new):
             if token in self.visible:
-                out += self._difference(self._context + new[:begin], new[begin:place]) + self.visible[token]
-                begin = place + 1
+                out += self._difference(self._context + new[:begin], new[begin:index]) + self.visible[token]
+                begin = index + 1
         return out + self._difference(self._context + new[:begin], new[begin:])
 
     def _difference(self, before: list[int], new: list[int]) -> str:

@@ -102,8 +102,8 @@ def check_size(text: str, most: int = MOST_CHARACTERS) -> None:
 def _check_schema(schema: object, root: object) -> None:
     """Raise `ValueError` for keywords that xgrammar does not enforce; rewrite lengths and formats as patterns and `oneOf` as `anyOf`, in place."""
     if isinstance(schema, list):
-        for each in schema:
-            _check_schema(each, root)
+        for item in schema:
+            _check_schema(item, root)
     if not isinstance(schema, dict):
         return
     for reason in _not_held(schema):
@@ -117,8 +117,8 @@ def _check_schema(schema: object, root: object) -> None:
     _rewrite_as_pattern(schema)
     for key, value in schema.items():
         if key in BY_NAME and isinstance(value, dict):
-            for each in value.values():
-                _check_schema(each, root)
+            for branch in value.values():
+                _check_schema(branch, root)
         elif key in (*TYPED, *WHOLE, "propertyNames") and key not in ("const", "enum"):
             _check_schema(value, root)
 
@@ -139,21 +139,21 @@ def _rewrite_as_pattern(schema: dict[str, Any]) -> None:
 
 def _exclude_each_other(branches: Sequence[object], root: object) -> bool:
     """Return whether no value can be of two branches, so that xgrammar, which reads `anyOf`, holds a `oneOf`."""
-    found = [_resolve(branch, root) for branch in branches]
-    return len(branches) <= MOST_BRANCHES and all(_exclude(*pair, root) for pair in combinations(found, 2))
+    schemas = [_resolve(branch, root) for branch in branches]
+    return len(branches) <= MOST_BRANCHES and all(_exclude(*pair, root) for pair in combinations(schemas, 2))
 
 
 def _exclude(one: dict[str, Any], other: dict[str, Any], root: object, deep: bool = True) -> bool:
     """Return whether two schemas exclude each other by their types, constants or, if `deep`, those of a property that both require."""
-    values, others = ([each["const"]] if "const" in each else each.get("enum") for each in (one, other))
+    values, others = ([schema["const"]] if "const" in schema else schema.get("enum") for schema in (one, other))
     if isinstance(values, list) and isinstance(others, list):
         return not any(_is_same(value, other) for value in values for other in others)
     kinds, their_kinds = _kinds_of(one, values), _kinds_of(other, others)
     if kinds and their_kinds and not kinds & their_kinds:
         return True
     both = set(_names(one)) & set(_names(other)) if deep and kinds == their_kinds == {"object"} else ()
-    parts = ((_resolve(one["properties"][name], root), _resolve(other["properties"][name], root)) for name in both)
-    return any(_exclude(part, their_part, root, deep=False) for part, their_part in parts)
+    pairs = ((_resolve(one["properties"][name], root), _resolve(other["properties"][name], root)) for name in both)
+    return any(_exclude(schema, other_schema, root, deep=False) for schema, other_schema in pairs)
 
 
 def _names(schema: dict[str, Any]) -> Iterator[str]:
@@ -170,8 +170,8 @@ def _kinds_of(schema: dict[str, Any], values: object) -> set[str]:
     elif any(key in schema for key in WHOLE):
         return set()
     else:
-        given = schema.get("type", "object" if "properties" in schema else [])
-        kinds = [given] if isinstance(given, str) else [each for each in given if isinstance(each, str)]
+        kinds = schema.get("type", "object" if "properties" in schema else [])
+        kinds = [kinds] if isinstance(kinds, str) else [kind for kind in kinds if isinstance(kind, str)]
     return {"number" if kind == "integer" else kind for kind in kinds}
 
 
@@ -180,10 +180,10 @@ def _resolve(schema: object, root: object) -> dict[str, Any]:
     for _ in range(MOST_LEVELS):
         if not isinstance(schema, dict) or not isinstance(schema.get("$ref"), str):
             break
-        place = root
+        value = root
         for name in schema["$ref"].removeprefix("#").split("/")[1:]:
-            place = place.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(place, dict) else None
-        schema = place
+            value = value.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(value, dict) else None
+        schema = value
     return schema if isinstance(schema, dict) and "$ref" not in schema else {}
 
 

@@ -52,7 +52,7 @@ def structured(
         return StructuredOutput([_compiled(compiler, grammar, "structured")], tokenizer=tokenizer)
     if not grammar:
         raise ValueError(f"structured: expected {SOURCES}, or a list of them, got an empty list")
-    grammars = [_compiled(compiler, each, f"structured: number {n}") for n, each in enumerate(grammar)]
+    grammars = [_compiled(compiler, source, f"structured: number {n}") for n, source in enumerate(grammar)]
     return StructuredOutput(grammars, tokenizer=tokenizer)
 
 
@@ -90,16 +90,16 @@ class StructuredOutput(LogitsProcessor):
 
         Raises: `ValueError`, one line. Warns if there is none, and the target's vocabulary is much larger than the grammar's.
         """
-        base, known = base_of(target), self.tokenizer
-        if known is None or tokenizer is known or known.name_or_path == base.config.name_or_path != "":
+        base, ours = base_of(target), self.tokenizer
+        if ours is None or tokenizer is ours or ours.name_or_path == base.config.name_or_path != "":
             return
         if tokenizer is None and not base.config.is_encoder_decoder:  # whose encoder may have another
             tokenizer = find_tokenizer(target)
         if tokenizer is not None:
-            if tokenizer_hash(tokenizer) != tokenizer_hash(known) and not same_ids(tokenizer, known):
+            if tokenizer_hash(tokenizer) != tokenizer_hash(ours) and not same_ids(tokenizer, ours):
                 raise ValueError(f"structured: tokenizer: {OTHER_WORDS}")
-        elif vocabulary_of(base) > 1.02 * len(known) + 1024:  # more than padding
-            sizes = f"it has {len(known)} tokens, the target {vocabulary_of(base)}"
+        elif vocabulary_of(base) > 1.02 * len(ours) + 1024:  # more than padding
+            sizes = f"it has {len(ours)} tokens, the target {vocabulary_of(base)}"
             warnings.warn(f"structured: tokenizer: {sizes}: if it is another model's, {OTHER_WORDS}", stacklevel=2)
 
     def of_rows(self, rows: Sequence[int], batch: int) -> "StructuredOutput":
@@ -141,12 +141,12 @@ class StructuredOutput(LogitsProcessor):
         return self._rows[row]
 
     def _find_begin(self, ids: torch.Tensor) -> None:
-        length, known = ids.shape[1], self._prompts.shape[-1]
-        goes_on = known <= length <= self._longest + 1 and (len(ids), ids.device) == (
+        length, begin = ids.shape[1], self._prompts.shape[-1]
+        goes_on = begin <= length <= self._longest + 1 and (len(ids), ids.device) == (
             len(self._prompts),
             self._prompts.device,
         )
-        if not (self._rows and goes_on and torch.equal(ids[:, :known], self._prompts)):
+        if not (self._rows and goes_on and torch.equal(ids[:, :begin], self._prompts)):
             self.begin, self._prompts, self._longest = length, ids.clone(), length
             self._rows.clear()
         self._longest = max(self._longest, length)
@@ -174,7 +174,7 @@ class MatchedRow:
         same = len(self.tokens)
         if text[:same] != self.tokens:
             pairs = zip(self.tokens, text, strict=False)
-            same = next((n for n, (ours, given) in enumerate(pairs) if ours != given), min(same, len(text)))
+            same = next((n for n, (read, token) in enumerate(pairs) if read != token), min(same, len(text)))
             self.matcher.rollback(len(self.tokens) - same)
             del self.tokens[same:]
             self.masks = {count: mask for count, mask in self.masks.items() if count <= same}
@@ -225,8 +225,8 @@ def make_tokenizer_info(tokenizer: PreTrainedTokenizerBase, stop_tokens: Sequenc
 def _compiler_of(tokenizer: PreTrainedTokenizerBase, stop_tokens: Sequence[int] | None) -> Any:
     xgrammar = import_xgrammar()
     key = len(tokenizer), tokenizer.eos_token_id, stop_tokens and tuple(stop_tokens)
-    known, compiler = _compilers.get(tokenizer, (None, None))
-    if known != key:
+    last_key, compiler = _compilers.get(tokenizer, (None, None))
+    if last_key != key:
         compiler = xgrammar.GrammarCompiler(make_tokenizer_info(tokenizer, stop_tokens), cache_limit_bytes=MOST_BYTES)
         _compilers[tokenizer] = key, compiler
     return compiler

@@ -96,6 +96,10 @@ class HeadReport:
         """The AUROC; with folds their mean, with soft labels that of outcomes drawn from them."""
         return self.evidence.auroc.value
 
+    def metrics(self) -> dict[str, object]:
+        """Return the entries for the head's config."""
+        return {**self.evidence.metrics(), "brier": self.brier, "thresholds": self.thresholds}
+
     def row_at(self, threshold: float) -> dict[str, float]:
         """Return the row of the tabulated threshold nearest to `threshold`."""
         return min(self.thresholds, key=lambda row: abs(row["threshold"] - threshold))

@@ -4,9 +4,10 @@ For SPRINTER (Zhong et al., A.5, huggingface.co/papers/2502.04557) and SpecDec++
 layer, so a head reads raw hidden states.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from matplotlib.figure import Figure
@@ -20,11 +21,12 @@ from ..artifacts.head import KINDS, Head
 from ..artifacts.head_config import WIDEST, HeadConfig
 from ..artifacts.identity import ModelIdentity, versions
 from ..validation import check_flag, check_int, check_number, shown
-from .head_quality import save_figure
+from .head_quality import HeadReport, save_figure
 from .jobs import recorded_weights
 from .verifier_dataset import VerifierDataset, read_dataset
 
 
+Report = TypeVar("Report", bound=HeadReport)
 SHARES = (0.7, 0.15, 0.15)  # of the prompts: for training, early stopping, and the reported figures
 FEWEST_PROMPTS = 8
 
@@ -114,13 +116,9 @@ def fold_scaler(head: Head, mean: torch.Tensor, scale: torch.Tensor) -> None:
     first.bias.sub_(first.weight @ mean)
 
 
-@torch.no_grad()
-def shift_intercept(head: Head, by: float) -> None:
-    """Add a constant to a head's log-odds."""
-    head.linear.bias += by  # type: ignore[union-attr, operator]
-
-
-def make_config(table: VerifierDataset, settings: HeadFitSettings, method: str, label: str) -> HeadConfig:
+def make_config(
+    table: VerifierDataset, settings: HeadFitSettings, method: str, label: str, lam: float | None = None
+) -> HeadConfig:
     """Return the config of a head for this data, without figures."""
     facts = table.facts
     return HeadConfig(
@@ -130,6 +128,7 @@ def make_config(table: VerifierDataset, settings: HeadFitSettings, method: str, 
         method=method,
         polarity="acceptable",
         label=label,
+        lam=lam,
         features=FeatureSpec(**facts["settings"]["features"]),
         target=ModelIdentity.from_dict(facts["target"]),
         draft=ModelIdentity.from_dict(facts["draft"]),
@@ -140,19 +139,45 @@ def make_config(table: VerifierDataset, settings: HeadFitSettings, method: str, 
     )
 
 
-def describe_training(
-    table: VerifierDataset, settings: HeadFitSettings, parts: Mapping[str, torch.Tensor], prefixes: str, loss: str
-) -> dict[str, object]:
-    """Return the description of a head's training for its config. `loss`: a description of the loss."""
+def fit_labels(
+    table: VerifierDataset,
+    settings: HeadFitSettings,
+    labels: torch.Tensor,
+    weigh: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor, float]],
+    measure: Callable[[Head, VerifierDataset], Report],
+    config: HeadConfig,
+    described: Mapping[str, str],
+) -> tuple[Head, Report]:
+    """Fit one head to `labels` (N,) in [0, 1].
+
+    Args:
+        weigh: given the training records (N,) bool, returns the labels and weights in the loss, and what is added to the log-odds afterwards.
+        measure: a report on the test prompts. described: prefixes and loss, for the config.
+
+    Returns: the head, in evaluation mode, with its figures in its config, and the report.
+
+    Raises: `ValueError` if a part of the split has only one of the two labels.
+    """
+    parts = split_prompts(table.prompt, settings.seed)
+    for name, part in parts.items():
+        share = float(labels[part].mean())
+        if not 0 < share < 1:
+            raise ValueError(f"the {name} prompts have only one label ({share:.0%} acceptable); collect more prompts")
+    y, weight, shift = weigh(parts["training"])
+    head = train_head(config, table.features, y, weight, parts, settings)
+    with torch.no_grad():
+        head.linear.bias += shift  # type: ignore[union-attr, operator]
+    report = measure(head, table.of(parts["test"]))
     sizes = [int(part.sum()) for part in parts.values()]
-    return {
+    training = {
         "prompts": table.facts["source"] or "not named",
         "number_of_prompts": table.facts["prompts"],
         "tokens": "{} for training, {} for early stopping, {} for the figures; no prompt in two parts".format(*sizes),
-        "prefixes": prefixes,
-        "loss": loss,
+        **described,
         "seed": settings.seed,
     }
+    head.config = replace(config, training=training, metrics=report.metrics())
+    return head, report
 
 
 def open_collected(data: str | Path, out: str | Path, method: str, position: str) -> VerifierDataset:

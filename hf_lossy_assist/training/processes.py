@@ -1,4 +1,4 @@
-"""Share the units of work of one job among the processes that `accelerate launch` started,"""
+"""Share the units of work of one job among the processes that `accelerate launch` started."""
 
 import atexit
 import os

@@ -5,7 +5,7 @@ rejection has a larger weight than an acceptance. Their head is a residual netwo
 SPRINTER.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +16,9 @@ from ...stats.auroc import auroc
 from ...training.head_quality import Evidence, HeadReport, bin_probabilities, draw_reliability
 from ...training.head_training import (
     HeadFitSettings,
-    describe_training,
+    fit_labels,
     make_config,
     open_collected,
-    shift_intercept,
-    split_prompts,
-    train_head,
     write_fitted,
 )
 from ...training.verifier_dataset import VerifierDataset
@@ -42,6 +39,9 @@ class SpecDecReport(HeadReport):
     acceptance: float  # mean label
     reliability: list[tuple[float, float, int]]  # (mean output, mean label, records)
 
+    def metrics(self) -> dict[str, object]:
+        return super().metrics() | {"kl": self.kl, "acceptance_rate": self.acceptance}
+
 
 def compute_labels(table: VerifierDataset) -> torch.Tensor:
     """Return the probability that strict acceptance keeps each drafted token, min(1, p/q), (N,) float32."""
@@ -58,37 +58,26 @@ def fit_head(
         calibrated: shift the intercept by log w afterwards. The weighted loss is smallest where odds are w times too low; after the shift a is an
             acceptance probability, and a stop's h is a probability as documented. The paper does not shift it.
 
-    Returns: the head, in evaluation mode, with its figures in its config, and the report on the test prompts.
-
-    Raises: `ValueError` if all tokens of a part of the split are accepted, or none is.
+    See `fit_labels`.
     """
     check_number("--weight", weight, 1e-3, 1e3)
     y = compute_labels(table)
-    parts = split_prompts(table.prompt, settings.seed)
-    for name, part in parts.items():
-        if not 0 < float(y[part].mean()) < 1:
-            raise ValueError(f"the target accepts all or none of the {name} prompts' tokens; collect more prompts")
     each = y + weight * (1 - y)  # a record of weight `each` and label y/`each` yields the two terms of the loss
-    config = make_config(table, settings, "specdec", "min(1, p(x)/q(x))")
-    head = train_head(config, table.features, y / each, each / each[parts["training"]].mean(), parts, settings)
-    if calibrated:
-        shift_intercept(head, float(np.log(weight)))
-    report = measure(head, table.of(parts["test"]))
     how = f"a refusal weighs {weight:g}" + (", intercept moved back" if calibrated else "")
     loss = (
         f"binary cross entropy with soft labels, {how}; Adam, learning rate {settings.learning_rate:g}, early stopping"
     )
     prefixes = f"the draft's text with {table.facts['settings']['mix']:.0%} of its tokens replaced by the target's"
-    metrics = {
-        **report.evidence.metrics(),
-        "brier": report.brier,
-        "kl": report.kl,
-        "acceptance_rate": report.acceptance,
-        "thresholds": report.thresholds,
-    }
-    training = describe_training(table, settings, parts, prefixes, loss)
-    head.config = replace(head.config, training=training, metrics=metrics)
-    return head, report
+    shift = float(np.log(weight)) if calibrated else 0.0
+    return fit_labels(
+        table,
+        settings,
+        y,
+        lambda train: (y / each, each / each[train].mean(), shift),
+        measure,
+        make_config(table, settings, "specdec", "min(1, p(x)/q(x))"),
+        {"prefixes": prefixes, "loss": loss},
+    )
 
 
 @torch.no_grad()

@@ -4,7 +4,7 @@ Every kind of prefix has the same weight, and optionally both labels do (Zhong e
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +15,9 @@ from ...stats.auroc import auroc
 from ...training.head_quality import Evidence, HeadReport, add_intervals, bin_probabilities, draw_reliability, draw_roc
 from ...training.head_training import (
     HeadFitSettings,
-    describe_training,
+    fit_labels,
     make_config,
     open_collected,
-    shift_intercept,
-    split_prompts,
-    train_head,
     write_fitted,
 )
 from ...training.verifier_dataset import VerifierDataset, label_acceptable
@@ -41,6 +38,10 @@ class VerifierReport(HeadReport):
     auroc_by_kind: dict[str, float]
     scores: np.ndarray  # of the held-out tokens, as the labels
     labels: np.ndarray
+
+    def metrics(self) -> dict[str, object]:
+        by_kind = {f"auroc_{name}": value for name, value in self.auroc_by_kind.items()}
+        return super().metrics() | {"acceptable_share": self.acceptable, **by_kind}
 
     def at(self, threshold: float) -> tuple[float, float]:
         """Return (η_TP, η_FP) at the tabulated threshold nearest to `threshold`."""
@@ -82,49 +83,29 @@ def measure(head: Head, table: VerifierDataset, lam: float) -> VerifierReport:
 
 
 def fit_head(table: VerifierDataset, lam: float, settings: HeadFitSettings = DEFAULTS) -> tuple[Head, VerifierReport]:
-    """Fit one head to the labels q ≤ λ·p.
-
-    Returns: the head, in evaluation mode, with its figures in its config, and the full report on the test prompts.
-
-    Raises: `ValueError` if a part of the split has only one of the two labels.
-    """
+    """Fit one head to the labels q ≤ λ·p; see `fit_labels`."""
     check_number("--lambda", lam, 0.0, MOST_FACTOR)
-    labels = label_acceptable(table.p, table.q, lam)
-    parts = split_prompts(table.prompt, settings.seed)
-    for name, part in parts.items():
-        if labels[part].unique().numel() < 2:
-            share = float(labels[part].float().mean())
-            raise ValueError(
-                f"λ = {lam:g}: the {name} prompts have only one label ({share:.0%} acceptable); collect more prompts"
-            )
-    weight, share = _compute_weights(table, labels.float(), parts["training"], settings.balance)
-    config = make_config(table, settings, "sprinter", f"q(x) ≤ {lam:g}·p(x)")
-    head = train_head(config, table.features, labels.float(), weight, parts, settings)
+    labels = label_acceptable(table.p, table.q, lam).float()
     loss = f"binary cross entropy, Adam, learning rate {settings.learning_rate:g}, early stopping"
-    if settings.balance:
-        loss += ", both labels weighted equally, intercept moved back"
-        shift_intercept(head, float(np.log(share / (1 - share))))  # odds change by the ratio of the label weights
-    report = measure(head, table.of(parts["test"]), lam)
+    loss += ", both labels weighted equally, intercept moved back" if settings.balance else ""
     prefixes = "original, draft-only, target-only and interleaved, weighted equally"
-    metrics = {
-        **report.evidence.metrics(),
-        "brier": report.brier,
-        "acceptable_share": report.acceptable,
-        **{f"auroc_{name}": value for name, value in report.auroc_by_kind.items()},
-        "thresholds": report.thresholds,
-    }
-    training = describe_training(table, settings, parts, prefixes, loss)
-    head.config = replace(head.config, lam=lam, training=training, metrics=metrics)
-    return head, report
+    return fit_labels(
+        table,
+        settings,
+        labels,
+        lambda train: (labels, *_compute_weights(table, labels, train, settings.balance)),
+        lambda head, test: measure(head, test, lam),
+        make_config(table, settings, "sprinter", f"q(x) ≤ {lam:g}·p(x)", lam),
+        {"prefixes": prefixes, "loss": loss},
+    )
 
 
 def _compute_weights(
     table: VerifierDataset, y: torch.Tensor, train: torch.Tensor, balance: bool
 ) -> tuple[torch.Tensor, float]:
-    """Return the weights of the records, (N,): equal totals for each kind of prefix (§3.2), with `balance` for each label as well; mean 1 in
-    training.
+    """Return the weights of the records, (N,): equal totals for each kind of prefix (§3.2), with `balance` for each label as well.
 
-    Also returns the share of acceptable tokens with only the kinds weighted.
+    Their mean is 1 in training. Also returns what is added to the log-odds: the odds change by the ratio of the label weights.
     """
     weight = torch.ones_like(y)
     for kind in table.kind[train].unique():
@@ -134,7 +115,8 @@ def _compute_weights(
     for label in (0.0, 1.0) if balance else ():
         rows = y == label
         weight[rows] /= weight[rows & train].sum()
-    return weight / weight[train].mean(), share
+    shift = float(np.log(share / (1 - share))) if balance else 0.0
+    return weight / weight[train].mean(), shift
 
 
 def fit_sprinter(

@@ -171,7 +171,7 @@ def test_replayed_rounds_by_hand():
     assert rows[0.5]["accepted"] == pytest.approx(1 - 0.5**5) and rows[0.1]["accepted"] == pytest.approx(0.75)
 
 
-@pytest.mark.parametrize(("value", "words"), [(1.0, "accepts all or none"), (0.0, "accepts all or none")])
+@pytest.mark.parametrize(("value", "words"), [(1.0, "only one label"), (0.0, "only one label")])
 def test_nothing_to_learn_is_refused(value, words):
     given = table(10, 2)
     given.p = given.q * value

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Mount, Route
 from starlette.types import Message, Receive, Scope, Send
 
-from ..server.fields import RequestError, format_event, make_error
+from ..server.bodies import RequestError, format_event, make_error
 from ..server.http import BodyReader, Bounds, refuse
 from ..validation import one_line
 

@@ -11,8 +11,8 @@ from starlette.requests import ClientDisconnect, Request
 from ..artifacts.json_io import JSONObject
 from ..generation.output import Result
 from ..validation import one_line
+from .bodies import RequestError, format_event, make_error
 from .detokenize import AnswerText, TextChanged
-from .fields import RequestError, format_event, make_error
 from .http import wait_for_hang_up
 from .requests import ClientRequest, CompletionRequest
 from .responses import CompletionResponse, Metrics, make_usage

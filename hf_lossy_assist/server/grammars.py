@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..text.structured import find_begin, import_xgrammar, make_tokenizer_info, name_reason
 from ..validation import one_line
-from .fields import RequestError
+from .bodies import RequestError
 from .grammar_process import COMPILE_SECONDS, GrammarProcess, NotCompiled, TooMuch, give_back_memory
 
 

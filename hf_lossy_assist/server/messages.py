@@ -5,18 +5,13 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from transformers import PreTrainedTokenizerBase
 
 from ..artifacts.json_io import JSONObject
 from ..validation import one_line, shown
-from .bodies import ChatBody, Message, TextPart
-from .fields import RequestError, RequestLimits, read_tokens
+from .bodies import ChatBody, Message, RequestError, RequestLimits, TextPart, read_tokens
 
-
-if TYPE_CHECKING:
-    from .tools import Tools
 
 Turn = JSONObject  # role and content; and if given a name, tool calls, or the call that a tool message answers
 MOST_VARIABLES = 2**16  # characters of a chat template's variables
@@ -29,14 +24,14 @@ RESERVED = {"messages", *inspect.signature(PreTrainedTokenizerBase.apply_chat_te
 
 
 def read_messages(
-    body: ChatBody, tokenizer: PreTrainedTokenizerBase, limits: RequestLimits, tools: "Tools | None" = None
+    body: ChatBody, tokenizer: PreTrainedTokenizerBase, limits: RequestLimits, tools: list[JSONObject] | None = None
 ) -> list[int]:
-    """Return the token ids of a chat with `tools`, up to the beginning of its answer. Raises: `RequestError`, one line."""
+    """Return the token ids of a chat with `tools`, as templates take them, up to the beginning of its answer. Raises: `RequestError`, one line."""
     if getattr(tokenizer, "chat_template", None) is None:
         raise RequestError("messages: this model's tokenizer has no chat template: use /v1/completions")
     turns = [make_turn(message) for message in body.messages]
     arguments = _read_variables(body, tokenizer, len(turns))
-    text = render_chat(turns, tokenizer, read_end(body), arguments, None if tools is None else tools.shown)
+    text = render_chat(turns, tokenizer, read_end(body), arguments, tools)
     ids = read_tokens("messages", text, tokenizer, limits, add_special_tokens=False)
     if not ids:
         raise RequestError("messages: the chat template makes nothing of them, and there is nothing to continue")

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metr
 from ..artifacts.json_io import JSONObject
 from ..generation.output import Result
 from ..stats.speculation import SpeculationStats
-from .fields import format_event
+from .bodies import format_event
 from .tool_calls import CallReader
 
 

@@ -19,13 +19,12 @@ from starlette.routing import Route
 
 from ..drafters.base import Drafter
 from ..generation.output import Result
-from ..generation.runner import Runner
 from ..models.introspection import end_tokens
 from ..policy.parse import as_policy, split_policies
 from ..policy.policy import LossyPolicy
 from ..validation import shown
 from .answers import Choice, Pending, TextFailed
-from .fields import RequestError, RequestLimits, find_longest, format_event, make_error
+from .bodies import RequestError, RequestLimits, find_longest, format_event, make_error
 from .grammars import Grammars
 from .http import (
     CLOSING_SECONDS,
@@ -217,9 +216,7 @@ def make_server(
 
     Raises: `ValueError` or `TypeError`, one line, for what cannot run together.
     """
-    target, draft, tokenizer = models
-    for policy in policies.values():
-        Runner(policy, draft, tokenizer=tokenizer, drafter=drafter).validate(target)
+    target, draft, _ = models
     limits = RequestLimits(policies, settings.max_new_tokens, find_longest(target, draft, settings.max_length))
     worker = Worker(models, policies, settings.batch_size, settings.max_waiting, drafter)
     worker.check_settings()

@@ -4,7 +4,6 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any
 
 import pyarrow as pa
@@ -15,8 +14,7 @@ from ..stats.speculation import COUNTS
 from ..tasks.prompt_files import read_rows
 from ..tasks.prompts import LIMITS
 from ..validation import MOST, MOST_NEW_TOKENS, check_int, one_line, shown
-from .bodies import ChatBody, read_body
-from .fields import RequestLimits, find_longest
+from .bodies import ChatBody, RequestLimits, find_longest, read_body
 from .messages import read_messages
 
 
@@ -31,10 +29,9 @@ WRITTEN = {
 }
 PER_ROW = (*LIMITS, "hints")
 READ = ("id", "prompt", "messages", *PER_ROW)
-# What other programs read in a row, and what is meant by it here; the others hold for all rows.
-INSTEAD = {"max_tokens": "max_new_tokens", "stop": "stop_strings"}
+# What other programs read in a row; here these hold for all rows, under `generate_many`'s names.
 OF_ALL_ROWS = frozenset(
-    "temperature top_p top_k min_p do_sample num_beams repetition_penalty lossy_policy sampling_params".split()
+    "max_tokens stop temperature top_p top_k min_p do_sample num_beams repetition_penalty lossy_policy sampling_params".split()
 )
 ANY_LENGTH = RequestLimits({}, MOST_NEW_TOKENS, MOST)
 
@@ -52,13 +49,6 @@ def refuse_columns(names: Sequence[str]) -> None:
             raise ValueError(f"there is a column {shown(name)}, which the writer makes: rename it, or drop it")
         if names.count(name) > 1:
             raise ValueError(f"there are two columns {shown(name)}: rename or drop one of them")
-
-
-def find_setting(name: str) -> str | None:
-    """Return what a row should have in place of this column, which does nothing: "" if it holds for all rows; None for other columns."""
-    if name in READ or name in OF_ALL_ROWS:
-        return None if name in READ else ""
-    return INSTEAD.get(name) or next(iter(get_close_matches(name, PER_ROW, n=1, cutoff=0.9)), None)
 
 
 class RowWriter:
@@ -89,7 +79,7 @@ class RowWriter:
     def write_table(self, table: pa.Table) -> pa.Table:
         """Return a table with the columns of `WRITTEN`. Raises: `ValueError`, one line, for columns that it cannot have."""
         refuse_columns(table.column_names)
-        names = [name for name in table.column_names if name in READ or find_setting(name) is not None]
+        names = [name for name in table.column_names if name in READ or name in OF_ALL_ROWS]
         rows = self.write(read_rows(table, names))
         for name, kind in WRITTEN.items():
             table = table.append_column(name, pa.array([row.get(name) for row in rows], kind))
@@ -113,9 +103,10 @@ class RowWriter:
         """Return a row's prompt with its limits and its seed. Raises: `ValueError`, one line."""
         refuse_columns(list(row))
         for name, value in row.items():
-            if value is not None and (meant := find_setting(name)) is not None:
-                way = f"did you mean {meant!r}?" if meant else "set it for all rows, and rename or drop the column"
-                raise ValueError(f"{shown(name)} in a row does nothing: {way}")
+            if value is not None and name in OF_ALL_ROWS:
+                raise ValueError(
+                    f"{name!r} in a row does nothing: a row has {', '.join(PER_ROW)}; set others for all rows"
+                )
         prompt, messages, row_id = (_plain(row.get(name)) for name in ("prompt", "messages", "id"))
         if (prompt is None) == (messages is None):
             raise ValueError("expected a prompt or messages, got " + ("neither" if prompt is None else "both"))

@@ -25,8 +25,8 @@ from ..generation.scheduler import Scheduler
 from ..models.prefix_cache import PrefixCache
 from ..text.structured import MatchedRow, StructuredOutput
 from ..validation import one_line
+from .bodies import RequestError
 from .detokenize import EndAtStops
-from .fields import RequestError
 from .requests import CompletionRequest
 
 

@@ -138,10 +138,9 @@ def test_wrong_uses(prompts, sampling):
             sampling(pa.table({"prompt": prompts, name: prompts}))
     with pytest.raises(ValueError, match="there are two columns 'prompt'"):
         sampling(pa.table([pa.array(prompts), pa.array(prompts)], names=["prompt", "prompt"]))
-    ways = {"temperature": "set it for all rows", "max_new_token": "'max_new_tokens'", "stop": "'stop_strings'"}
-    for name, line in ways.items():
+    for name in ("temperature", "max_tokens"):
         found = sampling(pa.table({"prompt": prompts[:2], name: [None, 1]}))["error"].to_pylist()
-        assert found[0] is None and f"'{name}' in a row does nothing" in found[1] and line in found[1]
+        assert found[0] is None and f"'{name}' in a row does nothing: a row has max_new_tokens" in found[1]
     others = {"speed": [1], "hint": ["x"], "policy": ["of a bank"], "of": [object]}
     assert sampling.rows.write([{"prompt": prompts[0]} | {name: value[0] for name, value in others.items()}])[0][
         "text"

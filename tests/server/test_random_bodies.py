@@ -14,8 +14,7 @@ from support.serving import serving
 from support.tokenizers_by_kind import build_tokenizer
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.server.bodies import SUPPORTED
-from hf_lossy_assist.server.fields import IGNORED, NEUTRAL
+from hf_lossy_assist.server.bodies import IGNORED, NEUTRAL, SUPPORTED
 
 
 TEMPLATE = (

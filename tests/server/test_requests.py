@@ -7,8 +7,7 @@ from support import small
 from support.tokenizers_by_kind import build_tokenizer
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.server.bodies import ChatBody, read_body
-from hf_lossy_assist.server.fields import RequestError, RequestLimits, find_longest
+from hf_lossy_assist.server.bodies import ChatBody, RequestError, RequestLimits, find_longest, read_body
 from hf_lossy_assist.server.messages import make_turn, read_end, render_chat
 from hf_lossy_assist.server.requests import read_request
 from hf_lossy_assist.server.routes import read_policies

@@ -12,8 +12,7 @@ from support.scripted import scripted, write_script
 from support.serving import serving
 from support.tokenizers_by_kind import build_tokenizer
 
-from hf_lossy_assist.server.bodies import ChatBody, read_body
-from hf_lossy_assist.server.fields import RequestError
+from hf_lossy_assist.server.bodies import ChatBody, RequestError, read_body
 from hf_lossy_assist.server.messages import make_turn, read_end, render_chat
 from hf_lossy_assist.server.tool_calls import CallForm, CallReader, find_form
 

@@ -11,7 +11,7 @@ from typing import Any
 import openai
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.server.fields import RequestLimits
+from hf_lossy_assist.server.bodies import RequestLimits
 from hf_lossy_assist.server.http import BoundedUvicorn, Bounds
 from hf_lossy_assist.server.routes import Server
 from hf_lossy_assist.server.worker import Worker

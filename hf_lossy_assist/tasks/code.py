@@ -26,17 +26,13 @@ from .prompts import Row
 PASSED = "passed"
 SLACK = 30.0  # seconds beyond a program's time limit for its process to start, on a busy machine
 LONGEST = 1 << 16  # bytes read at the end of a program's output
-LATE = (
-    -signal.SIGALRM,
-    -signal.SIGKILL,
-    128 + signal.SIGALRM,
-    128 + signal.SIGKILL,
-)  # the latter two are bubblewrap's
+# Exit codes after the signals of the time limits, without and in bubblewrap.
+LATE = (-signal.SIGALRM, -signal.SIGKILL, 128 + signal.SIGALRM, 128 + signal.SIGKILL)
 
 # The process of one program. Its tests have passed if it prints a secret that the program does not know.
 RUNNER = """
 import os, resource, signal, sys
-secret, seconds, program = sys.stdin.read().split("\\n", 2)
+secret, seconds, program = sys.stdin.buffer.read().decode().split("\\n", 2)
 for name, most in (("AS", 4 << 30), ("FSIZE", 1 << 26), ("CORE", 0), ("CPU", int(float(seconds)) + 2)):
     try:
         resource.setrlimit(getattr(resource, "RLIMIT_" + name), (most, most))
@@ -58,7 +54,8 @@ def sandbox_command() -> list[str]:
     """Return the prefix of a Python command without a network, other processes, capabilities or files but the system's and Python's."""
     paths = [sys.prefix, sys.base_prefix, *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))]
     paths += [os.path.dirname(path) for path in (sys.executable, os.path.realpath(sys.executable))]
-    command = f"{shutil.which('bwrap') or 'bwrap'} --unshare-all --die-with-parent --new-session --cap-drop ALL --clearenv".split()
+    options = "--unshare-all --die-with-parent --new-session --cap-drop ALL --clearenv"
+    command = [shutil.which("bwrap") or "bwrap", *options.split()]
     for path in dict.fromkeys([*SYSTEM, *map(os.path.abspath, paths)]):
         command += ["--ro-bind-try", path, path] if path != "/" else []
     return [*command, *"--proc /proc --dev /dev --tmpfs /tmp --chdir /tmp --".split()]

@@ -1,5 +1,6 @@
 """Answers found in responses, task by task, with the real math-verify and a real judge server."""
 
+import gzip
 import json
 import time
 
@@ -101,6 +102,17 @@ def test_a_line_separator_within_a_text_does_not_end_the_row(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({"prompt": "a\u2028b"}, ensure_ascii=False) + "\n", encoding="utf-8")
     assert ExactTask(path).problems() == [Problem("a\u2028b", None, {"prompt": "a\u2028b"})]
+
+
+def test_a_file_may_begin_with_a_byte_order_mark_and_be_compressed(tmp_path):
+    for name, text in (
+        ("a.jsonl", '{"prompt": "a"}\n{"prompt": "b"}'),
+        ("b.json", '\n[{"prompt": "a"},\n {"prompt": "b"}]'),
+    ):
+        data = text.encode("utf-8-sig")
+        (tmp_path / name).write_bytes(data)
+        (tmp_path / f"{name}.gz").write_bytes(gzip.compress(data))
+        assert read_prompts(tmp_path / name) == read_prompts(tmp_path / f"{name}.gz") == ["a", "b"]
 
 
 def test_a_limit_reads_no_further(tmp_path):

@@ -34,41 +34,24 @@ class Evidence:
     missing: dict[str, str]
 
     @property
-    def rarer(self) -> str:
-        """The label with fewer tokens."""
-        return min(self.counts, key=lambda label: self.counts[label])
-
-    @property
     def warning(self) -> str | None:
         """One line if the figures are based on few tokens, else None."""
-        count = self.counts[self.rarer]
-        if count >= FEWEST:
+        rarer = self._find_rarer()
+        if self.counts[rarer] >= FEWEST:
             return None
-        return f"these figures are of {count} {self.rarer} tokens in {self._texts()}, fewer than {FEWEST}: {self.missing[self.rarer]}"
+        few = f"{self.counts[rarer]} {rarer} tokens in {self._texts()}, fewer than {FEWEST}"
+        return f"these figures are of {few}: {self.missing[rarer]}"
 
     @property
     def verdict(self) -> str | None:
         """One line if the held-out texts do not show that the head is better than chance, else None."""
-        value, low, high = self.auroc
-        if low is None or high is None:
-            return (
-                f"no better than chance as far as {self._texts()} tells: an AUROC of {value:.3f} has no interval; "
-                f"{self.missing[self.rarer]}"
-            )
-        if low > CHANCE:
+        if self.auroc.low is not None and self.auroc.low > CHANCE:
             return None
-        return (
-            f"no better than chance as far as {self._texts()} tell: AUROC {value:.3f}, 95 %: {low:.3f} to {high:.3f}; "
-            f"{self.missing[self.rarer]}"
-        )
+        return f"no better than chance as far as is known: {self}; {self.missing[self._find_rarer()]}"
 
     def metrics(self) -> dict[str, object]:
         """Return the entries for the head's config."""
-        found: dict[str, object] = {
-            "auroc": self.auroc.value,
-            "auroc_low": self.auroc.low,
-            "auroc_high": self.auroc.high,
-        }
+        found: dict[str, object] = dict(zip(("auroc", "auroc_low", "auroc_high"), self.auroc, strict=True))
         found |= {f"held_out_{self.unit}s": self.texts}
         found |= {f"held_out_{label}": count for label, count in self.counts.items()}
         found |= {"verdict": self.verdict, "warning": self.warning}
@@ -78,6 +61,10 @@ class Evidence:
         value, low, high = self.auroc
         between = "no interval" if low is None else f"95 %: {low:.3f} to {high:.3f}"
         return f"AUROC {value:.3f} ({between}, {self._texts()})"
+
+    def _find_rarer(self) -> str:
+        """Return the label with fewer tokens."""
+        return min(self.counts, key=lambda label: self.counts[label])
 
     def _texts(self) -> str:
         return f"{self.texts} held-out {self.unit}" + ("s" if self.texts != 1 else "")
@@ -106,27 +93,17 @@ class HeadReport:
 
 
 def format_share(hits: int, count: int) -> str:
-    """Return a share with its counts and Wilson's 95 % interval: "6 of 6 (100 %; 95 %: at least 61 %)"."""
+    """Return a share with its counts and Wilson's 95 % interval: "6 of 6 (100 %; 95 %: 61 % to 100 %)"."""
     if not count:
         return "0 of 0"
-    value, low, high = _wilson(hits, count)
-    if hits == count:
-        between = f"at least {_format_percent(low)}"
-    elif hits == 0:
-        between = f"at most {_format_percent(high)}"
-    else:
-        between = f"{_format_percent(low)} to {_format_percent(high)}"
-    return f"{hits} of {count} ({_format_percent(value)}; 95 %: {between})"
+    share, low, high = (f"{100 * value:.3g} %" for value in _wilson(hits, count))
+    return f"{hits} of {count} ({share}; 95 %: {low} to {high})"
 
 
 def _wilson(hits: int, count: int) -> tuple[float, float, float]:
     value, low, high = wilson(hits, count)
     assert low is not None and high is not None, "Wilson's interval has both ends for any count"
     return value, low, high
-
-
-def _format_percent(part: float) -> str:
-    return f"{100 * part:.3g} %"
 
 
 def add_intervals(rows: Sequence[dict[str, float]], counts: dict[str, int]) -> list[dict[str, float]]:

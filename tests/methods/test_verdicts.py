@@ -38,8 +38,8 @@ def test_a_head_is_called_good_only_where_it_is(hf_lossy, tmp_path, method, kind
             assert f"{name}-head" in last and "than chance" not in card
             continue
         assert metrics["auroc_low"] <= 0.5 and last == metrics["verdict"] and "see how fast" not in done.out
-        assert last.startswith("no better than chance as far as 9 held-out prompts tell: AUROC 0.")
-        assert "**No better than chance as far as 9 held-out prompts tell: " in card
+        assert last.startswith("no better than chance as far as is known: AUROC 0.")
+        assert "**No better than chance as far as is known: " in card
 
 
 @pytest.mark.full

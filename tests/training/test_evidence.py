@@ -16,8 +16,8 @@ def evidence(important=80, unimportant=300, auroc=(0.9, 0.8, 0.95), texts=7):
 
 
 def test_a_share_has_its_counts_and_its_interval():
-    assert format_share(6, 6) == "6 of 6 (100 %; 95 %: at least 61 %)"
-    assert format_share(0, 6) == "0 of 6 (0 %; 95 %: at most 39 %)"
+    assert format_share(6, 6) == "6 of 6 (100 %; 95 %: 61 % to 100 %)"
+    assert format_share(0, 6) == "0 of 6 (0 %; 95 %: 0 % to 39 %)"
     assert format_share(81, 263) == "81 of 263 (30.8 %; 95 %: 25.5 % to 36.6 %)"  # Newcombe (1998), Table I
     assert format_share(0, 0) == "0 of 0"
 
@@ -41,13 +41,10 @@ def test_few_tokens_of_either_label_are_warned_of():
 def test_a_head_is_good_only_where_the_interval_says_so():
     assert evidence(auroc=(0.9, 0.501, 0.99)).verdict is None
     chance = evidence(auroc=(0.9, 0.5, 0.99)).verdict
-    assert chance == (
-        "no better than chance as far as 7 held-out problems tell: AUROC 0.900, 95 %: 0.500 to 0.990; mine more problems"
-    )
+    figures = "AUROC 0.900 (95 %: 0.500 to 0.990, 7 held-out problems)"
+    assert chance == f"no better than chance as far as is known: {figures}; mine more problems"
     alone = evidence(auroc=(1.0, None, None), texts=1)
-    assert alone.verdict.startswith(
-        "no better than chance as far as 1 held-out problem tells: an AUROC of 1.000 has no interval"
-    )
+    assert alone.verdict == f"no better than chance as far as is known: {alone}; mine more problems"
     assert str(alone) == "AUROC 1.000 (no interval, 1 held-out problem)"
 
 

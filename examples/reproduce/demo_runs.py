@@ -22,12 +22,11 @@ from target_texts import TargetText, read_texts
 from transformers import AutoConfig
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.cli._runs import describe_run
 from hf_lossy_assist.demo import Demo
 from hf_lossy_assist.evaluation.arms import Arm, make_arms
 from hf_lossy_assist.evaluation.comparison import compare_arms, list_batches
 from hf_lossy_assist.evaluation.report_page import read_run
-from hf_lossy_assist.evaluation.results import ResultFolder
+from hf_lossy_assist.evaluation.results import ResultFolder, describe_comparison
 from hf_lossy_assist.evaluation.writer import ArmOutput, DecodingSettings, TextWriter
 from hf_lossy_assist.methods.sprinter.collect import collect
 from hf_lossy_assist.methods.sprinter.collect_runner import CollectSettings
@@ -122,10 +121,10 @@ def _compare(run: dict[str, Any], place: Place, problems: list[Problem], out: Pa
     arms = _arms(run, models, make_policies(run, place, models), place)
     texts, sizes = [problem.prompt for problem in problems], run.get("batch_sizes", [1])
     source = f"demo, test problems of seed {run['seed']}"
-    facts = describe_run(models.target, models.draft, arms, decoding, texts, source, sizes, problems)
+    writer = TextWriter(models.target, models.tokenizer, decoding, DemoTask())
+    facts = describe_comparison(writer, models.draft, arms, texts, source, sizes, problems)
     store = ResultFolder(out, facts, resume=out.with_name(out.name + ".partial").exists())
     batches = list_batches(len(texts), sizes)
-    writer = TextWriter(models.target, models.tokenizer, decoding, DemoTask())
     found = compare_arms(writer, arms, texts, batches, store=store, problems=problems)
     store.finish(found.metrics)
 

@@ -1,15 +1,12 @@
 """How runs start, resume and end: problems, a run's record, the progress bar, the exit code, and one line on stderr for user errors."""
 
-import hashlib
-import json
 import os
 import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,7 +15,7 @@ import typer
 
 import hf_lossy_assist as hla
 
-from .. import artifacts, evaluation, models, policy, stats, tasks, training
+from .. import evaluation, stats, tasks, training
 from ..artifacts.files import check_new
 from ..artifacts.hub import HTTP_CLIENTS, unreached
 from ..terminal import plain_warnings, show
@@ -27,9 +24,7 @@ from ._options import DEMO, LoadOptions
 
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from ._models import Draft
+    pass
 
 T = TypeVar("T")
 # The base class of typer's usage errors, wherever this release defines it.
@@ -223,74 +218,6 @@ def announce_missing_intervals(prompts: int, sizes: Sequence[int]) -> None:
         made = ", ".join(f"{prompts // size}{' batches' * (size == few[0])} of {size}" for size in few)
         least = stats.intervals.FEWEST
         show(f"{prompts} prompts make {made}, and an interval needs {least}: use --limit {least * few[-1]} or more")
-
-
-def describe_run(
-    target: "PreTrainedModel",
-    draft: "Draft | Mapping[str, Draft]",
-    arms: "Sequence[evaluation.arms.Arm]",
-    decoding: "evaluation.writer.DecodingSettings",
-    texts: Sequence[str],
-    source: str,
-    sizes: Sequence[int],
-    problems: "Sequence[tasks.base.Problem]" = (),
-    processes: "training.processes.Processes | None" = None,
-) -> dict[str, object]:
-    """Return a run's record: a run resumes only if all of it is the same."""
-    processes = training.processes.ALONE if processes is None else processes
-    if isinstance(draft, Mapping) and len(draft) == 1:
-        [draft] = draft.values()
-    of_draft = (
-        {"drafts": {k: _describe_draft(d) for k, d in draft.items()}}
-        if isinstance(draft, Mapping)
-        else _describe_draft(draft)
-    )
-    return {
-        "target": artifacts.identity.ModelIdentity.of(target).to_dict(),
-        "target_weights": artifacts.identity.weights_hash(target),
-        **of_draft,
-        "dtype": models.introspection.dtype_of(target),
-        "arms": describe_arms(arms),
-        "decoding": asdict(decoding),
-        "source": source,
-        "prompts": hash_prompts(texts, problems),
-        "batch_sizes": list(sizes),
-        "machine": processes.find_machine(models.introspection.device_of(target)),
-        "versions": artifacts.identity.versions(),
-    }
-
-
-def _describe_draft(draft: "Draft") -> dict[str, object]:
-    """Return the record of a draft; one without weights has its class."""
-    if isinstance(draft, hla.Drafter) and getattr(draft, "identity", None) is None:
-        return {"draft": {"id": type(draft).__name__}}
-    return {
-        "draft": artifacts.identity.ModelIdentity.of(draft).to_dict(),
-        "draft_weights": artifacts.identity.weights_hash(draft),
-        "draft_dtype": models.introspection.dtype_of(
-            draft
-        ),  # in a drafter's file; it is converted to the target's for use
-    }
-
-
-def describe_arms(arms: "Sequence[evaluation.arms.Arm]") -> dict[str, object]:
-    """Return the record of each arm."""
-    return {
-        arm.name: {
-            "kind": arm.kind,
-            "lossless": arm.lossless,
-            "draft": arm.draft,
-            "policy": None if arm.policy is None else arm.policy.to_dict(),
-            "fingerprint": None if arm.policy is None else policy.policy.compute_fingerprint(arm.policy),
-        }
-        for arm in arms
-    }
-
-
-def hash_prompts(texts: Sequence[str], problems: "Sequence[tasks.base.Problem]") -> str:
-    """Return the SHA-256 of prompts and right answers."""
-    known = [[problem.gold, dict(problem.extra)] for problem in problems]
-    return hashlib.sha256(json.dumps([list(texts), known], sort_keys=True, default=str).encode()).hexdigest()
 
 
 @contextmanager

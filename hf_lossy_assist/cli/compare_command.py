@@ -95,8 +95,9 @@ def compare_command(
     writer, arms = make((target, drafts, tokenizer))
     store: evaluation.results.ResultStore = evaluation.results.ResultStore(processes)
     if out is not None:
-        facts = _runs.describe_run(target, drafts, arms, decoding, texts, source, sizes, problems, processes)
-        store = evaluation.results.ResultFolder(out, facts, running.resume, processes)
+        results = evaluation.results
+        facts = results.describe_comparison(writer, drafts, arms, texts, source, sizes, problems, processes)
+        store = results.ResultFolder(out, facts, running.resume, processes)
     with _runs.resumable(store):
         found = evaluation.comparison.compare_arms(
             writer,

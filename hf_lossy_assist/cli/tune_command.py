@@ -66,19 +66,15 @@ def tune_command(
     processes = _runs.find_workers(ray, models, loading, _models.load_models, timed=True)
     target, draft, tokenizer = _models.load_models(models, loading)
     texts = _models.with_template(tokenizer, texts) if chat else texts
-    facts = _runs.describe_run(target, draft, [], decoding, texts, source, [batch_size], problems, processes)
+    writer = evaluation.writer.TextWriter(target, tokenizer, decoding, scoring)
+    arms = evaluation.arms.make_arms(target, draft, space.policies, tokenizer=tokenizer, assisted=False)
+    facts = evaluation.results.describe_comparison(
+        writer, draft, arms, texts, source, [batch_size], problems, processes
+    ) | {"max_loss": max_loss, "confidence": confidence, "first": search.first}
     store: evaluation.results.ResultStore = evaluation.results.ResultStore(processes)
     if out is not None:
-        arms = evaluation.arms.make_arms(target, draft, space.policies, tokenizer=tokenizer, assisted=False)
-        more = {
-            "arms": _runs.describe_arms(arms),
-            "max_loss": max_loss,
-            "confidence": confidence,
-            "first": search.first,
-        }
-        store = evaluation.results.ResultFolder(out, facts | more, running.resume, processes)
+        store = evaluation.results.ResultFolder(out, facts, running.resume, processes)
     with _runs.resumable(store):
-        writer = evaluation.writer.TextWriter(target, tokenizer, decoding, scoring)
         found = evaluation.tuning.tune_policies(writer, draft, space, problems, texts, search, store=store)
     if not processes.first:
         return
@@ -98,7 +94,7 @@ def _report(
 ) -> None:
     """Write the results into the folder of the run, and print them."""
     certificate = evaluation.tuning.make_certificate(found, space, search, facts, decoding)
-    line = _describe(found, search, certificate, bool(decoding["do_sample"]), facts["dtype"])
+    line = _describe(found, search, certificate, bool(decoding["do_sample"]), facts["target_dtype"])
     chosen = _choose_policy(found, space, certificate)
     if store is not None:
         store.finish(found.certified, found.tried, chosen, advice=line)

@@ -107,9 +107,11 @@ def _describe_run(folder: Path, record: dict[str, Any], answers: Sequence[ArmOut
     for stage, outputs in stages.items():
         metrics = compute_metrics(outputs, arms)
         for size in sorted({arm.batch_size for arm in metrics}):
-            tables.append(_make_table([arm for arm in metrics if arm.batch_size == size], stage, record["dtype"]))
-    drafts = ", ".join(record["drafts"]) if "drafts" in record else record["draft"]["id"]
-    about = [f"{record['target']['id']} with {drafts}", record["source"], record["machine"], record["dtype"]]
+            tables.append(
+                _make_table([arm for arm in metrics if arm.batch_size == size], stage, record["target_dtype"])
+            )
+    models = f"{record['target']['id']} with {', '.join(record['drafts'])}"
+    about = [models, record["source"], record["machine"], record["target_dtype"]]
     advice = record.get("found", {}).get("advice", {})
     notes = [advice] if isinstance(advice, str) else [f"batch size {size}: {line}" for size, line in advice.items()]
     return Section(folder.name, "; ".join([*about, "in brackets 95 % intervals"]), notes, tables, [])

@@ -3,19 +3,59 @@
 import csv
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from ..artifacts.files import format_json, write_text
-from ..policy.policy import LossyPolicy
+from ..drafters.hidden_state import DraftModel
+from ..models.introspection import device_of
+from ..policy.policy import LossyPolicy, compute_fingerprint
+from ..tasks.base import Problem
+from ..training.jobs import describe_run
 from ..training.processes import ALONE, Processes
 from ..training.run_folder import RunFolder
+from .arms import Arm, Draft
 from .metrics import ArmMetrics
-from .writer import ArmOutput
+from .writer import ArmOutput, TextWriter
 
 
 RECORD, ANSWERS, SUMMARY = "run.json", "answers.jsonl", "summary.csv"
+
+
+def describe_comparison(
+    writer: TextWriter,
+    draft: Draft,
+    arms: Sequence[Arm],
+    texts: Sequence[str],
+    source: str,
+    sizes: Sequence[int],
+    problems: Sequence[Problem] = (),
+    processes: Processes = ALONE,
+) -> dict[str, Any]:
+    """Return a comparison's record: a run resumes only if all of it is the same. Of drafters without weights it has the class."""
+    named = draft if isinstance(draft, Mapping) else {"": draft}
+    drafts = {f"draft {name}" if len(named) > 1 else "draft": model for name, model in named.items()}
+    models = {role: model if isinstance(model, DraftModel) else None for role, model in drafts.items()}
+    settings = asdict(writer.decoding) | {"batch_sizes": list(sizes)}
+    right = [[problem.gold, dict(problem.extra)] for problem in problems]
+    units = list(zip(texts, right, strict=True)) if right else texts
+    facts: dict[str, Any] = describe_run(settings, {"target": writer.target} | models, writer.tokenizer, units, source)
+    facts |= {role: {"id": type(model).__name__} for role, model in drafts.items() if models[role] is None}
+    return facts | {
+        "drafts": list(named) if len(named) > 1 else [facts["draft"]["id"]],
+        "arms": {arm.name: _describe_arm(arm) for arm in arms},
+        "machine": processes.find_machine(device_of(writer.target)),
+    }
+
+
+def _describe_arm(arm: Arm) -> dict[str, object]:
+    facts: dict[str, object] = {"kind": arm.kind, "lossless": arm.lossless, "draft": arm.draft}
+    if arm.policy is None:
+        return facts
+    return facts | {"policy": arm.policy.to_dict(), "fingerprint": compute_fingerprint(arm.policy)}
 
 
 class ResultStore:

@@ -296,8 +296,8 @@ def make_certificate(
         next(metrics for metrics in found.certified if metrics.arm == name) for name in (best.step.name, TARGET)
     )
     models = {
-        role: facts[role] | {"weights": facts[f"{role}_weights"], "dtype": facts[dtype]}
-        for role, dtype in (("target", "dtype"), ("draft", "draft_dtype"))
+        role: facts[role] | {"weights": facts[f"{role}_weights"], "dtype": facts[f"{role}_dtype"]}
+        for role in ("target", "draft")
     }
     return Certificate(
         policy=strip_paths(best.step.name),
@@ -312,12 +312,12 @@ def make_certificate(
         confidence=1 - search.delta,
         max_loss=search.max_loss,
         tried=len(space.steps),
-        batch_size=facts["batch_sizes"][0],
+        batch_size=search.batch_size,
         speed=best.tried.speed,
         of_target=metrics.of_target.value,
         models=models,
         decoding=dict(decoding),
-        data=facts["prompts"],
+        data=facts["prompts_sha256"],
         machine=facts["machine"],
         versions=facts["versions"],
     )

@@ -11,8 +11,8 @@ from huggingface_hub.repocard_data import model_index_to_eval_results
 import hf_lossy_assist as hla
 from hf_lossy_assist.artifacts.certificate import Certificate
 from hf_lossy_assist.artifacts.identity import ModelIdentity, weights_hash
-from hf_lossy_assist.cli._runs import describe_run
-from hf_lossy_assist.evaluation.writer import DecodingSettings
+from hf_lossy_assist.evaluation.results import describe_comparison
+from hf_lossy_assist.evaluation.writer import DecodingSettings, TextWriter
 from hf_lossy_assist.models.introspection import dtype_of
 from hf_lossy_assist.policy.parse import strip_paths
 from hf_lossy_assist.policy.policy import compute_fingerprint
@@ -185,8 +185,9 @@ def test_a_drafter_beside_a_target_in_another_precision(recwarn):
     """It is what its files hold, before and after its copy drafted."""
     models, drafter = hla.demo.load(dtype=torch.bfloat16), hla.demo.drafter()
     hla.enable(models.target)
-    facts = describe_run(models.target, drafter, [], DecodingSettings(), ["a"], "demo", [1])
-    assert (facts["dtype"], facts["draft_dtype"]) == ("bfloat16", "float16")
+    writer = TextWriter(models.target, models.tokenizer, DecodingSettings())
+    facts = describe_comparison(writer, drafter, [], ["a"], "demo", [1])
+    assert (facts["target_dtype"], facts["draft_dtype"]) == ("bfloat16", "float16")
     policy = replace(POLICY, certificate=certify(models, drafter))
     for _ in range(2):
         written(models, policy, assistant_model=drafter, do_sample=False)

@@ -161,7 +161,7 @@ def test_several_drafts_beside_the_same_target(hf_lossy, tmp_path):
     assert by_arm.pop("target") == "" and all(arm.endswith(f" with {name}") for arm, name in by_arm.items())
     assert {"assisted with demo", "assisted γ=5 with demo", "svip with demo"} < set(by_arm)
     assert all(row["equal"] == row["prompts"] == "1" for row in rows)
-    assert list(record["drafts"]) == names and record["drafts"]["exit:1"]["draft"]["num_layers"] == 1
+    assert record["drafts"] == names and record["draft exit:1"]["num_layers"] == 1
     assert record["arms"]["svip with demo"]["draft"] == "demo" and "draft" not in record
     [why] = {why for arm, why in record["found"]["left_out"].items() if arm == "svip with suffix"}
     assert "ValueError" in why and f"svip with suffix was not measured: {why}" in done.out.replace("\n", " ")

@@ -49,7 +49,7 @@ def read_page(page: str) -> str:
 
 
 FACTS = {
-    "target": {"id": "<T>"}, "draft": {"id": "D"}, "source": "demo", "machine": "a machine", "dtype": "float32",
+    "target": {"id": "<T>"}, "drafts": ["D"], "source": "demo", "machine": "a machine", "target_dtype": "float32",
     "arms": {arm.name: {"kind": arm.kind, "lossless": arm.lossless} for arm in ARMS},
 }  # fmt: skip
 

@@ -7,11 +7,10 @@ import torch
 from support.runs import ARMS, a_run
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.cli._runs import describe_run
 from hf_lossy_assist.evaluation.arms import make_arms
 from hf_lossy_assist.evaluation.metrics import compute_metrics
-from hf_lossy_assist.evaluation.results import ResultFolder
-from hf_lossy_assist.evaluation.writer import DecodingSettings
+from hf_lossy_assist.evaluation.results import ResultFolder, describe_comparison
+from hf_lossy_assist.evaluation.writer import DecodingSettings, TextWriter
 from hf_lossy_assist.tasks.base import Problem
 
 
@@ -58,14 +57,13 @@ def test_a_run_is_of_its_right_answers_and_heads_too(tmp_path):
     def facts(gold, name):
         policies = {"svip": hla.as_policy("svip"), "sprinter": hla.as_policy(f"sprinter:head={name}")}
         arms = make_arms(models.target, models.draft, policies)
-        return describe_run(
-            models.target, models.draft, arms, DecodingSettings(), ["a"], "demo", [1], [Problem("a", gold)]
-        )
+        writer = TextWriter(models.target, models.tokenizer, DecodingSettings())
+        return describe_comparison(writer, models.draft, arms, ["a"], "demo", [1], [Problem("a", gold)])
 
     head.save_pretrained(tmp_path / "head")
     first = facts("7", tmp_path / "head")
     assert facts("7", tmp_path / "head") == first
-    assert facts("8", tmp_path / "head")["prompts"] != first["prompts"]
+    assert facts("8", tmp_path / "head")["prompts_sha256"] != first["prompts_sha256"]
     with torch.no_grad():
         next(head.parameters()).add_(1)
     head.save_pretrained(tmp_path / "head")

@@ -31,10 +31,10 @@ from hf_lossy_assist.methods.autojudge.classifiers import JudgeSettings
 from hf_lossy_assist.methods.autojudge.fit import fit_autojudge
 from hf_lossy_assist.methods.autojudge.mine import mine
 from hf_lossy_assist.methods.autojudge.mining_loop import MineSettings
-from hf_lossy_assist.methods.specdec.fit import fit_specdec
 from hf_lossy_assist.methods.sprinter.collect import collect
 from hf_lossy_assist.methods.sprinter.collect_runner import CollectSettings
 from hf_lossy_assist.methods.sprinter.fit import fit_sprinter
+from hf_lossy_assist.methods.sprinter.specdec_fit import fit_specdec
 from hf_lossy_assist.methods.sv.profiled_runner import ProfileSettings
 from hf_lossy_assist.methods.sv.profiling import profile
 from hf_lossy_assist.tasks.demo_task import problems

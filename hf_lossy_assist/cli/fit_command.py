@@ -95,7 +95,9 @@ def fit_specdec_command(
     require("this command", "datasets", "sklearn", "matplotlib", "jinja2")
 
     settings = training.head_training.HeadFitSettings(kind=head, seed=seed, **_options.read_width(head, width))
-    fitted, report = methods.specdec.fit.fit_specdec(data, out, settings, weight=weight, calibrated=calibrated)
+    fitted, report = methods.sprinter.specdec_fit.fit_specdec(
+        data, out, settings, weight=weight, calibrated=calibrated
+    )
     if report.thresholds:
         rounds = table("threshold h", "tokens drafted a round", "of them accepted")
         for row in report.thresholds:
@@ -190,7 +192,6 @@ class DrafterOptions:
     learning_rate: Annotated[float, "the highest; it rises at first and falls to a tenth"] = 3e-4
     longest: Annotated[int, "tokens of a text that are used"] = 1024
     held_out: Annotated[float, "share of the texts that the figures are made on"] = 0.05
-    texts: Annotated[int | None, "of the others, how many it is trained on (default: all)"] = None
     save_every: Annotated[int, "steps between two checkpoints"] = 100
     seed: _options.FitSeed = 0
 
@@ -243,9 +244,9 @@ def fit_dspark_command(
       hf-lossy fit dspark texts --out drafter --steps 7
     """
     target = _prepare(data, out, model, running, dtype, device)
-    made = methods.dspark.fit.DSparkFitSettings(**asdict(settings), rank=rank, markov=markov)
+    made = methods.eagle3.dspark_fit.DSparkFitSettings(**asdict(settings), rank=rank, markov=markov)
     with hint_resume(out):
-        _, report = methods.dspark.fit.fit_dspark(target(), data, out, made, resume=running.resume)
+        _, report = methods.eagle3.dspark_fit.fit_dspark(target(), data, out, made, resume=running.resume)
     _show_report(report, out, settings.steps)
 
 

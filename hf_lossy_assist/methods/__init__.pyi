@@ -1,8 +1,6 @@
 """Modules of this subpackage, imported on first use; read by `__init__.py` and by type checkers."""
 
 from . import autojudge as autojudge
-from . import dspark as dspark
 from . import eagle3 as eagle3
-from . import specdec as specdec
 from . import sprinter as sprinter
 from . import sv as sv

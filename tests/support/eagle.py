@@ -20,7 +20,7 @@ from hf_lossy_assist.drafters.networks.corrected_networks import (
 from hf_lossy_assist.drafters.networks.dflash_network import DFlashConfig, DFlashNetwork
 from hf_lossy_assist.drafters.networks.eagle_network import Eagle3Config, Eagle3Network
 from hf_lossy_assist.drafters.trained import Eagle3Drafter
-from hf_lossy_assist.methods.eagle3.data import TextBatch
+from hf_lossy_assist.methods.eagle3.collect import TextBatch
 from hf_lossy_assist.methods.eagle3.unrolled_loss import unroll
 from hf_lossy_assist.models.hidden_state_hook import HiddenStateHook
 

@@ -6,7 +6,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from huggingface_hub import ModelCard
@@ -25,11 +25,12 @@ from ...stats.intervals import Estimate, rate
 from ...terminal import Bar
 from ...training.processes import Processes
 from ...training.run_folder import RunFolder
-from .data import TextBatch, TextDataset
+from .collect import TextBatch, TextDataset
 from .initialise import DrafterFitSettings, make_network
 from .unrolled_loss import ChainStep, count_accepted, count_calls, unroll
 
 
+Drafter: TypeAlias = Eagle3Drafter | DSparkDrafter
 RECORD = "fit.json"
 DEFAULTS = DrafterFitSettings()
 FEWEST_TEXTS = 8
@@ -54,7 +55,7 @@ class Training(NamedTuple):
     paper: str
     make_network: Callable[..., Any]
     unroll: Callable[..., Iterator[ChainStep]]
-    drafter: type[Eagle3Drafter | DSparkDrafter]
+    drafter: type[Drafter]
 
 
 EAGLE3 = Training("EAGLE-3", "2503.01840", make_network, unroll, Eagle3Drafter)
@@ -104,17 +105,9 @@ def fit_eagle3(
     settings: DrafterFitSettings = DEFAULTS,
     *,
     resume: bool = False,
-) -> tuple[Eagle3Drafter, DrafterReport | None]:
-    """Train a drafter for `target` on the data of `collect` in `data`, and write it to `out` in the format of `speculators`, with a card.
-
-    Every `settings.save_every` steps a checkpoint is written to `out`.partial, from which `resume` continues. Processes started by
-    `accelerate launch` share each batch.
-
-    Returns: the drafter, and in the first process its figures on held-out texts. Raises: `ValueError`, one line.
-    """
-    drafter, report = fit_drafter(EAGLE3, target, data, out, settings, resume=resume)
-    assert isinstance(drafter, Eagle3Drafter)
-    return drafter, report
+) -> tuple[Drafter, DrafterReport | None]:
+    """Train an EAGLE-3 drafter; see `fit_drafter`."""
+    return fit_drafter(EAGLE3, target, data, out, settings, resume)
 
 
 def fit_drafter(
@@ -123,13 +116,17 @@ def fit_drafter(
     data: str | Path,
     out: str | Path,
     settings: DrafterFitSettings,
-    *,
-    resume: bool = False,
-) -> tuple[Eagle3Drafter | DSparkDrafter, DrafterReport | None]:
-    """Train a drafter by `method`; see `fit_eagle3`."""
+    resume: bool,
+) -> tuple[Drafter, DrafterReport | None]:
+    """Train a drafter for `target` on the data of `collect` in `data`, and write it to `out` in the format of `speculators`, with a card.
+
+    Every `settings.save_every` steps a checkpoint is written to `out`.partial, from which `resume` continues. Processes started by
+    `accelerate launch` share each batch.
+
+    Returns: the drafter, and in the first process its figures on held-out texts. Raises: `ValueError`, one line.
+    """
     texts = TextDataset(data, target, settings.likely)
-    split = split_texts(len(texts), settings)
-    _check_lengths(texts, split, settings)
+    split = split_texts(texts, settings)
     processes = Processes.started()
     facts = {
         "settings": asdict(settings),
@@ -170,7 +167,7 @@ def train(
     settings: DrafterFitSettings,
     checkpoints: Path,
     processes: Processes,
-) -> Eagle3Drafter | DSparkDrafter:
+) -> Drafter:
     """Train a drafter on the texts `numbers` from the last of the `checkpoints`; each process has a part of every batch."""
     network = method.make_network(target, texts, settings)
     arguments = TrainingArguments(
@@ -214,27 +211,21 @@ def train(
     return method.drafter(network.eval().requires_grad_(False), None, Proposal(settings.steps))
 
 
-def split_texts(count: int, settings: DrafterFitSettings) -> tuple[list[int], list[int]]:
-    """Return the numbers of the texts to train on, and of the held-out ones. Raises: `ValueError` if there are too few."""
-    if count < FEWEST_TEXTS:
-        raise ValueError(f"there are {count} texts; at least {FEWEST_TEXTS} are needed to hold some of them out")
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(settings.seed)).tolist()
-    held = max(4, round(count * settings.held_out))
-    rest = order[held:]
-    if settings.texts is not None and settings.texts > len(rest):
-        raise ValueError(f"texts={settings.texts}: there are {len(rest)} beside the {held} that are held out")
-    return sorted(rest[: settings.texts]), sorted(order[:held])
+def split_texts(texts: TextDataset, settings: DrafterFitSettings) -> tuple[list[int], list[int]]:
+    """Return the numbers of the texts to train on, and of the held-out ones, which have tokens of an answer among the first `longest`.
 
-
-def _check_lengths(texts: TextDataset, split: tuple[list[int], list[int]], settings: DrafterFitSettings) -> None:
-    """Refuse texts that leave nothing to train on or to measure."""
-    for numbers, what in zip(split, ("it trains on", "are held out"), strict=True):
-        if not any(min(len(texts.ids[n]), settings.longest) > max(texts.prompts[n], 2) for n in numbers):
-            shortest = min(texts.prompts[n] for n in numbers)
-            raise ValueError(
-                f"longest={settings.longest}: none of the {len(numbers)} texts that {what} has a token of its answer among those; the shortest prompt "
-                f"has {shortest}"
-            )
+    Raises: `ValueError` if there are too few.
+    """
+    pairs = enumerate(zip(texts.ids, texts.prompts, strict=True))
+    numbers = [n for n, (ids, prompt) in pairs if min(len(ids), settings.longest) > max(prompt, 2)]
+    if len(numbers) < FEWEST_TEXTS:
+        raise ValueError(
+            f"{len(numbers)} of {len(texts)} texts have a token of their answer among the first {settings.longest}; at least {FEWEST_TEXTS} "
+            "are needed to hold some of them out"
+        )
+    order = torch.randperm(len(numbers), generator=torch.Generator().manual_seed(settings.seed)).tolist()
+    shuffled, first = [numbers[i] for i in order], max(4, round(len(numbers) * settings.held_out))
+    return sorted(shuffled[first:]), sorted(shuffled[:first])
 
 
 @torch.no_grad()

@@ -15,7 +15,7 @@ from ...drafters.networks.corrected_networks import DSparkNetwork
 from ...drafters.networks.eagle_network import Eagle3Config, Eagle3Network
 from ...models.introspection import base_of
 from ...validation import MOST, check_int, check_number, check_positive
-from .data import LIKELY, TextDataset
+from .collect import LIKELY, TextDataset
 
 
 Network = TypeVar("Network", Eagle3Network, DSparkNetwork)
@@ -31,7 +31,6 @@ class DrafterFitSettings:
         steps: length of the chains in training.
         epochs, batch_size (texts), learning_rate (maximum), longest (tokens used of a text).
         held_out: share of the texts used for the figures.
-        texts: how many of the others to train on, always the same first ones; None: all. To estimate the benefit of more texts.
         likely: number of likeliest tokens at each position whose probabilities it learns.
         save_every: optimizer steps between two checkpoints.
     """
@@ -45,14 +44,13 @@ class DrafterFitSettings:
     learning_rate: float = 3e-4
     longest: int = 1024
     held_out: float = 0.05
-    texts: int | None = None
     likely: int = LIKELY
     save_every: int = 100
     seed: int = 0
 
     def __post_init__(self) -> None:
         check_int("layers", self.layers, 1, 16)
-        for name, low, high in (("vocabulary", 2, MOST), ("intermediate_size", 1, 2**20), ("texts", 1, MOST)):
+        for name, low, high in (("vocabulary", 2, MOST), ("intermediate_size", 1, 2**20)):
             if getattr(self, name) is not None:
                 check_int(name, getattr(self, name), low, high)
         check_int("steps", self.steps, 1, 16)

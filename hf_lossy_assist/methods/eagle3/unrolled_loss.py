@@ -12,7 +12,7 @@ from transformers import DynamicCache
 
 from ...drafters.networks.base import HiddenStateNetwork
 from ...drafters.networks.eagle_network import Eagle3Network
-from .data import TextBatch
+from .collect import TextBatch
 
 
 class ChainStep(NamedTuple):

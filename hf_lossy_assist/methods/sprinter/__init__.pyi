@@ -3,3 +3,4 @@
 from . import collect as collect
 from . import collect_runner as collect_runner
 from . import fit as fit
+from . import specdec_fit as specdec_fit

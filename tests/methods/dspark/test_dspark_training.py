@@ -9,10 +9,15 @@ from support.refusals import refused
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.drafters.networks.base import HiddenStateModel
-from hf_lossy_assist.methods.dspark import fit as module
-from hf_lossy_assist.methods.dspark.fit import DSPARK, DSparkFitSettings, fit_dspark, make_network, unroll_blocks
-from hf_lossy_assist.methods.eagle3.collect import TextSettings, collect
-from hf_lossy_assist.methods.eagle3.data import TextDataset
+from hf_lossy_assist.methods.eagle3 import dspark_fit as module
+from hf_lossy_assist.methods.eagle3.collect import TextDataset, TextSettings, collect
+from hf_lossy_assist.methods.eagle3.dspark_fit import (
+    DSPARK,
+    DSparkFitSettings,
+    fit_dspark,
+    make_network,
+    unroll_blocks,
+)
 from hf_lossy_assist.methods.eagle3.fit import measure, split_texts
 
 
@@ -80,7 +85,7 @@ def test_it_learns_and_drafts_for_its_target(target, data, tmp_path):
     settings = DSparkFitSettings(**vars(SHORT) | {"epochs": 60, "learning_rate": 3e-3})
     drafter, report = fit_dspark(target, data, tmp_path / "drafter", settings)
     texts = TextDataset(data, target, 60)
-    train, test = split_texts(len(texts), settings)
+    train, test = split_texts(texts, settings)
     embedding = target.get_input_embeddings()
     untrained, trained = (
         measure(network, embedding, texts, train, settings, DSPARK).acceptance[0].value

@@ -17,9 +17,9 @@ from support.refusals import refused
 import hf_lossy_assist as hla
 from hf_lossy_assist import FeatureSpec, Head, HeadConfig, LinearHead, SpecDecPP, demo
 from hf_lossy_assist.artifacts.identity import ModelIdentity
-from hf_lossy_assist.methods.specdec.fit import compute_labels, fit_head, fit_specdec, measure, replay
 from hf_lossy_assist.methods.sprinter.collect_runner import CollectSettings
 from hf_lossy_assist.methods.sprinter.fit import fit_sprinter
+from hf_lossy_assist.methods.sprinter.specdec_fit import compute_labels, fit_head, fit_specdec, measure, replay
 from hf_lossy_assist.training.head_training import HeadFitSettings, split_prompts
 from hf_lossy_assist.training.verifier_dataset import REPLACED, VerifierDataset, read_dataset
 

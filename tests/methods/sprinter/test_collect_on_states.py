@@ -10,10 +10,10 @@ from support.collecting import read_rows, word_prompts
 import hf_lossy_assist as hla
 from hf_lossy_assist.artifacts.features import FeatureTap
 from hf_lossy_assist.drafters.trained import DFlashDrafter
-from hf_lossy_assist.methods.specdec.fit import fit_specdec
 from hf_lossy_assist.methods.sprinter.collect import collect
 from hf_lossy_assist.methods.sprinter.collect_runner import CollectSettings
 from hf_lossy_assist.methods.sprinter.fit import fit_sprinter
+from hf_lossy_assist.methods.sprinter.specdec_fit import fit_specdec
 from hf_lossy_assist.training.head_training import HeadFitSettings
 
 

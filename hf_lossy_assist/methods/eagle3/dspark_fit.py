@@ -17,10 +17,10 @@ from ...drafters.networks.corrected_networks import MARKOV_HEADS, DSparkConfig, 
 from ...drafters.trained import DSparkDrafter
 from ...models.row_cache import RowCache
 from ...validation import check_int, shown
-from ..eagle3.data import TextBatch, TextDataset
-from ..eagle3.fit import DrafterReport, Training, fit_drafter
-from ..eagle3.initialise import DrafterFitSettings, count_tokens, find_most_frequent, layer_sizes, start_as_target
-from ..eagle3.unrolled_loss import ChainStep, Wanted
+from .collect import TextBatch, TextDataset
+from .fit import Drafter, DrafterReport, Training, fit_drafter
+from .initialise import DrafterFitSettings, count_tokens, find_most_frequent, layer_sizes, start_as_target
+from .unrolled_loss import ChainStep, Wanted
 
 
 BLOCKS = 128  # blocks of a forward: each of their tokens attends to the text, and the mask is as wide as all of them
@@ -167,8 +167,6 @@ def fit_dspark(
     settings: DSparkFitSettings = DEFAULTS,
     *,
     resume: bool = False,
-) -> tuple[DSparkDrafter, DrafterReport | None]:
-    """Train a drafter for `target` on the data of EAGLE-3's `collect` in `data`, and write it to `out`. See `fit_eagle3`."""
-    drafter, report = fit_drafter(DSPARK, target, data, out, settings, resume=resume)
-    assert isinstance(drafter, DSparkDrafter)
-    return drafter, report
+) -> tuple[Drafter, DrafterReport | None]:
+    """Train a DSpark drafter on the data of EAGLE-3's `collect`; see `fit_drafter`."""
+    return fit_drafter(DSPARK, target, data, out, settings, resume)

@@ -1,6 +1,0 @@
-"""SpecDec++: a head that ends the draft."""
-
-import lazy_loader
-
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -2,9 +2,7 @@
 
 import time
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
 from typing import ClassVar
-from weakref import WeakKeyDictionary
 
 import torch
 from transformers import PreTrainedModel
@@ -14,7 +12,7 @@ from ..models.row_model import RowModel
 from ..registry import Factor, Positive
 from ..round import Draft, Selection
 from ..rules.acceptance import RandomSource
-from ..stops.cost_model import KEEP, FixedCosts, MeasuredCosts
+from ..stops.cost_model import MeasuredCosts, PairMemory, RoundCosts, check_costs
 from .base import FilterRun, VerifyFilter
 from .survival import Survival, cut, describe
 
@@ -22,7 +20,6 @@ from .survival import Survival, cut, describe
 WARM = 8  # rounds of a pair before anything is cut
 EXPLORE = 32  # every so many rounds nothing is cut, so that the acceptance of later places stays known
 WASTED = 4  # a block is expected to lose one token in so many to the cut
-SHORTEST = 1e-9  # lower bound of a round's seconds, as a divisor
 
 
 class AdaptiveTrim(VerifyFilter, name="trim"):
@@ -52,8 +49,7 @@ class AdaptiveTrim(VerifyFilter, name="trim"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.step is None and (self.token, self.fixed) != (0.0, 1.0):
-            raise ValueError("AdaptiveTrim: token and fixed need step=… beside them")
+        check_costs(self)
 
     def start(self) -> "TrimRun":
         return TrimRun(self)
@@ -63,30 +59,19 @@ class AdaptiveTrim(VerifyFilter, name="trim"):
         return self.start().select(draft, companion, randomness)
 
 
-@dataclass
-class TrimEstimates:
-    """Estimates for a pair of models. `averages`, by size of the batch: decayed sums of 1, tokens per row, γ and verified tokens per row."""
+class TrimEstimates(RoundCosts):
+    """Estimates for a pair of models."""
 
-    costs: FixedCosts | MeasuredCosts
-    survival: Survival | None = None
-    rounds: int = 0
-    averages: dict[int, list[float]] = field(default_factory=dict)
-
-    def add(self, rows: int, tokens: float, gamma: int, read: float) -> None:
-        """Add a round's averages over its rows."""
-        old = self.averages.get(rows.bit_length(), [0.0] * 4)
-        self.averages[rows.bit_length()] = [KEEP * a + b for a, b in zip(old, (1.0, tokens, gamma, read), strict=True)]
-        self.rounds += 1
+    def __init__(self, settings: AdaptiveTrim):
+        super().__init__(settings)
+        self.survival: Survival | None = None
+        self.rounds = 0
 
     def price(self, rows: int, unfinished: int) -> float:
         """Return ρ·t, in tokens, for a batch of `rows` rows; 0 while it is unknown and in rounds that explore."""
         if self.rounds < WARM or self.rounds % EXPLORE == 0 or not self.costs.known:
             return 0.0
-        if rows.bit_length() not in self.averages:
-            return 0.0
-        count, tokens, gamma, read = self.averages[rows.bit_length()]
-        seconds = self.costs.round(rows, gamma / count, read / count)
-        return unfinished * tokens / count / max(seconds, SHORTEST) * self.costs.column(1)
+        return (self.rate(rows.bit_length(), rows, unfinished) or 0.0) * self.costs.column(1)
 
 
 class TrimRun(FilterRun):
@@ -96,9 +81,7 @@ class TrimRun(FilterRun):
 
     def __init__(self, settings: AdaptiveTrim, now: Callable[[], float] = time.perf_counter):
         super().__init__(settings)
-        given = settings.step is not None
-        costs = FixedCosts(settings.step or 0.0, settings.token, settings.fixed) if given else MeasuredCosts()
-        self.now, self.known = now, TrimEstimates(costs)
+        self.now, self.known = now, TrimEstimates(settings)
         self.unfinished = 1
         self.target: CachedModel | None = None
         self.began = self.drafted = 0.0  # times of the round's start and of the end of its draft
@@ -107,8 +90,7 @@ class TrimRun(FilterRun):
 
     def pair(self, target: PreTrainedModel, draft: PreTrainedModel, kind: Hashable) -> None:
         if isinstance(self.known.costs, MeasuredCosts):
-            kinds = KNOWN.setdefault(target, WeakKeyDictionary()).setdefault(draft, {})
-            self.known = kinds.setdefault(kind, self.known)
+            self.known = KNOWN.recall(target, draft, kind, self.known)
 
     def begin_round(self, unfinished: int, target: CachedModel | None) -> None:
         self.unfinished, self.target, self.began = unfinished, target, self.now()
@@ -139,7 +121,8 @@ class TrimRun(FilterRun):
             step = (self.drafted - self.began) / gamma
             known.costs.learn(rows, [self.began + i * step for i in range(gamma + 1)], end, read)
         self.warm = True
-        known.add(rows, total / self.unfinished + 1, gamma, read)
+        known.add(rows.bit_length(), total / self.unfinished + 1, gamma, read)
+        known.rounds += 1
 
     def _read(self, counts: Sequence[int]) -> float:
         """Return how many drafted tokens the target has read, as an average over the rows, with padding unless it skips that."""
@@ -148,7 +131,4 @@ class TrimRun(FilterRun):
         return sum(counts) / len(counts) if skips else float(max(counts))
 
 
-# By target, draft and kind of call.
-KNOWN: WeakKeyDictionary[PreTrainedModel, WeakKeyDictionary[PreTrainedModel, dict[Hashable, TrimEstimates]]] = (
-    WeakKeyDictionary()
-)
+KNOWN: PairMemory[TrimEstimates] = PairMemory()

@@ -1,16 +1,20 @@
-"""The estimates of `JointGoodput`: acceptance by draft entropy, and costs of rounds, given or measured."""
+"""What is learned of a pair of models, and where: costs of rounds, given or measured, their average, and acceptance by draft entropy."""
 
 import math
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
+from transformers import PreTrainedModel
 
 
+T = TypeVar("T")
+SHORTEST = 1e-9  # lower bound of a round's seconds, as a divisor
 KEEP = 1 - 1 / 64  # decay of earlier counts at each round: a window of about 64 rounds
 BINS, WIDTH = 24, 0.125  # bins of √H, H in nats; the last bin is open-ended
 MIDDLES = (np.arange(BINS) + 0.5) * WIDTH
@@ -124,6 +128,52 @@ class MeasuredCosts:
         if len(moments) > 2:
             self.steps.add((1, rows), (last - first) / (len(moments) - 2))
         self.rest.add((1, rows, round(rows * (gamma + 1))), end - began - (last - first))
+
+
+class CostSettings(Protocol):
+    """Settings with the costs of drafting a token for all rows, of verifying one more token, and of the rest of a round."""
+
+    @property
+    def step(self) -> float | None: ...
+    @property
+    def token(self) -> float: ...
+    @property
+    def fixed(self) -> float: ...
+
+
+def check_costs(settings: CostSettings) -> None:
+    """Raise `ValueError` for costs that would have no effect, since without `step` they are measured."""
+    if settings.step is None and (settings.token, settings.fixed) != (0.0, 1.0):
+        raise ValueError(f"{type(settings).__name__}: token and fixed need step=… beside them")
+
+
+class RoundCosts:
+    """The costs of rounds, and decayed averages of rounds by a key: sums of 1, tokens per row, γ, and verified tokens per row."""
+
+    def __init__(self, settings: CostSettings):
+        fixed = FixedCosts(settings.step or 0.0, settings.token, settings.fixed)
+        self.costs = MeasuredCosts() if settings.step is None else fixed
+        self.averages: dict[int, list[float]] = {}
+
+    def add(self, key: int, tokens: float, gamma: float, sent: float) -> None:
+        """Add a round's averages over its rows."""
+        old = self.averages.get(key, [0.0] * 4)
+        self.averages[key] = [KEEP * total + new for total, new in zip(old, (1.0, tokens, gamma, sent), strict=True)]
+
+    def rate(self, key: int, batch: int, unfinished: int) -> float | None:
+        """Return ρ, the tokens per second of an average round with this key in a batch with `unfinished` rows; None if there was none."""
+        if key not in self.averages:
+            return None
+        count, tokens, gamma, sent = self.averages[key]
+        return unfinished * tokens / count / max(self.costs.round(batch, gamma / count, sent / count), SHORTEST)
+
+
+class PairMemory(WeakKeyDictionary[PreTrainedModel, "WeakKeyDictionary[PreTrainedModel, dict[Hashable, T]]"]):
+    """What calls of one kind with the same target and draft share. It goes with the models."""
+
+    def recall(self, target: PreTrainedModel, draft: PreTrainedModel, kind: Hashable, value: T) -> T:
+        """Return what is shared; before the first call it is `value`."""
+        return self.setdefault(target, WeakKeyDictionary()).setdefault(draft, {}).setdefault(kind, value)
 
 
 class CostModel:

@@ -2,12 +2,12 @@
 
 import time
 from collections.abc import Callable, Hashable
-from weakref import WeakKeyDictionary
 
 from transformers import PreTrainedModel
 
 from ..registry import PositiveShare, Several, Share
 from .composite_stops import CompositeStopRun, WrappingStop
+from .cost_model import PairMemory
 from .draft_switch import DraftSwitch, Remembered, SwitchRule
 
 
@@ -62,11 +62,9 @@ class FallbackRun(CompositeStopRun):
     def pair(self, target: PreTrainedModel, draft: PreTrainedModel, kind: Hashable) -> None:
         super().pair(target, draft, kind)
         try:
-            kinds = OFF.setdefault(target, WeakKeyDictionary()).setdefault(draft, {})
-            known = kinds.setdefault((kind, self.settings), {})
+            self.begins_alone = self.switch.recall_from(OFF.recall(target, draft, (kind, self.settings), {}))
         except TypeError:  # a user-defined stop that is not hashable
             return
-        self.begins_alone = self.switch.recall_from(known)
 
     def begin_round(self, rows: list[int]) -> list[int]:
         drafts = self.switch.begin(len(rows))
@@ -82,7 +80,4 @@ class FallbackRun(CompositeStopRun):
             self.switch.passed(plain=not any(drafted))
 
 
-# Disabled calls by target, draft, kind of call, and ⌊log₂ rows⌋ + 1.
-OFF: WeakKeyDictionary[PreTrainedModel, WeakKeyDictionary[PreTrainedModel, dict[Hashable, dict[int, Remembered]]]] = (
-    WeakKeyDictionary()
-)
+OFF: PairMemory[dict[int, Remembered]] = PairMemory()  # disabled calls by ⌊log₂ rows⌋ + 1

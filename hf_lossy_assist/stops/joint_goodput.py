@@ -2,10 +2,8 @@
 
 import time
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, ClassVar, NamedTuple
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -17,10 +15,7 @@ from ..validation import check_number
 from .base import DraftStop, Scores, StopRun, entropy
 from .confidence import SVIP
 from .constant import Constant
-from .cost_model import EDGES, KEEP, AcceptanceEstimate, FixedCosts, MeasuredCosts, bins_of
-
-
-SHORTEST = 1e-9  # lower bound of a round's seconds, as a divisor
+from .cost_model import EDGES, AcceptanceEstimate, MeasuredCosts, PairMemory, RoundCosts, bins_of, check_costs
 
 
 class JointGoodput(DraftStop, name="joint_goodput"):
@@ -61,8 +56,7 @@ class JointGoodput(DraftStop, name="joint_goodput"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.step is None and (self.token, self.fixed) != (0.0, 1.0):
-            raise ValueError("JointGoodput: token and fixed need step=… beside them")
+        check_costs(self)
 
     def start(self, rows: int) -> "JointRun":
         return JointRun(self)
@@ -88,8 +82,7 @@ class JointRun(StopRun):
     def __init__(self, settings: JointGoodput, now: Callable[[], float] = time.perf_counter):
         super().__init__(settings)
         self.now, self.alone = now, SVIP(settings.h, settings.c)
-        costs = MeasuredCosts() if settings.step is None else FixedCosts(settings.step, settings.token, settings.fixed)
-        self.known = Known(costs)
+        self.known = JointEstimates(settings)
         self.edges = EDGES
         self.rows: Sequence[int] = []  # unfinished rows
         self.may: Sequence[int] = []  # those of `rows` that may draft another token
@@ -108,8 +101,7 @@ class JointRun(StopRun):
 
     def pair(self, target: PreTrainedModel, draft: PreTrainedModel, kind: Hashable) -> None:
         if isinstance(self.known.costs, MeasuredCosts):
-            kinds = KNOWN.setdefault(target, WeakKeyDictionary()).setdefault(draft, {})
-            self.known = kinds.setdefault(kind, self.known)
+            self.known = KNOWN.recall(target, draft, kind, self.known)
 
     def begin_round(self, rows: list[int]) -> list[int]:
         now = self.now()
@@ -219,24 +211,18 @@ class JointRun(StopRun):
         self.known.learn(bins, np.array(drafted), np.array(accepted), self.trims)
 
 
-@dataclass
-class Known:
-    """Estimates for a pair of models. `rounds`, `tokens`, `gammas`, `sent`: decayed sums of 1, tokens per row, γ and verified tokens per row."""
+class JointEstimates(RoundCosts):
+    """Estimates for a pair of models."""
 
-    costs: FixedCosts | MeasuredCosts
-    accepted: AcceptanceEstimate = field(default_factory=AcceptanceEstimate)
-    rounds: float = 0.0
-    tokens: float = 0.0
-    gammas: float = 0.0
-    sent: float = 0.0
+    def __init__(self, settings: JointGoodput):
+        super().__init__(settings)
+        self.accepted = AcceptanceEstimate()
 
     def learn(self, bins: np.ndarray, drafted: np.ndarray, accepted: np.ndarray, trims: bool = False) -> None:
         """Add a round. Arguments as in `AcceptanceEstimate.learn`; with `trims`, `drafted` are those that were verified."""
         self.accepted.learn(bins, drafted, accepted)
-        self.rounds = KEEP * self.rounds + 1
-        self.tokens = KEEP * self.tokens + float(accepted.mean()) + 1
-        self.gammas = KEEP * self.gammas + (bins.shape[1] if trims else int(drafted.max()))
-        self.sent = KEEP * self.sent + float(drafted.mean() if trims else drafted.max())
+        gamma, sent = (bins.shape[1], drafted.mean()) if trims else (drafted.max(), drafted.max())
+        self.add(0, float(accepted.mean()) + 1, int(gamma), float(sent))
 
     def least(self, batch: int, unfinished: int, trims: bool = False) -> tuple[float, float] | None:
         """Return `JointRun.least` and `each` for a batch with `unfinished` rows; None while costs are unknown."""
@@ -244,14 +230,11 @@ class Known:
         if not costs.known:
             return None
         more = costs.step(batch) + (0.0 if trims else costs.column(batch))
-        if not self.rounds:
+        rate = self.rate(0, batch, unfinished)
+        if rate is None:
             return None if more > 0 else (0.0, 0.0)
-        seconds = costs.round(batch, self.gammas / self.rounds, self.sent / self.rounds)
-        rate = unfinished * self.tokens / self.rounds / max(seconds, SHORTEST) / self.accepted.share
+        rate /= self.accepted.share
         return rate * more, rate * costs.column(1)
 
 
-# By target, draft and kind of call.
-KNOWN: WeakKeyDictionary[PreTrainedModel, WeakKeyDictionary[PreTrainedModel, dict[Hashable, Known]]] = (
-    WeakKeyDictionary()
-)
+KNOWN: PairMemory[JointEstimates] = PairMemory()

@@ -307,7 +307,7 @@ def test_it_works_inside_other_stops(stop, monkeypatch):
     greedy_equals(stop, RAGGED, "often")
     (kinds,) = next(iter(joint.KNOWN.values())).values()
     (known,) = kinds.values()
-    assert known.rounds > 1 and known.accepted.tested.sum() > 4
+    assert known.averages[0][0] > 1 and known.accepted.tested.sum() > 4
 
 
 def test_it_decides_without_a_look_at_the_device():
@@ -375,19 +375,21 @@ def test_what_was_learnt_of_a_pair_is_for_it_alone():
 
     write(one, JointGoodput(), model)
     (known,) = joint.KNOWN[model][one].values()
-    rounds, tested = known.rounds, known.accepted.tested.sum()
+    rounds, tested = known.averages[0][0], known.accepted.tested.sum()
     assert known.costs.known and rounds > 1 and tested > 4
     write(other, hla.AtLeast(JointGoodput(), 1), model)
     write(one, JointGoodput(step=0.1), model)
-    assert [*joint.KNOWN[model][one].values()] == [known] and (known.rounds, known.accepted.tested.sum()) == (
+    assert [*joint.KNOWN[model][one].values()] == [known] and (known.averages[0][0], known.accepted.tested.sum()) == (
         rounds,
         tested,
     )
     assert known not in joint.KNOWN[model][other].values()
     tiny.assisted(model, tiny.prompts(RAGGED), one, JointGoodput(), do_sample=True, **WHOLE)
-    assert len(joint.KNOWN[model][one]) == 2 and known.rounds == rounds, "sampled tokens are accepted otherwise"
+    assert len(joint.KNOWN[model][one]) == 2 and known.averages[0][0] == rounds, (
+        "sampled tokens are accepted otherwise"
+    )
     write(one, hla.AnyOf([JointGoodput(max_draft=9), SVIP()]), model)
-    assert known.rounds > rounds
+    assert known.averages[0][0] > rounds
     pairs = len(joint.KNOWN)
     del model, one, other, known
     gc.collect()

@@ -127,9 +127,7 @@ class CompanionFilter(VerifyFilter):
         longest: int = 0,
     ) -> None:
         if draft is None:
-            raise ValueError(
-                "a companion is compared with a draft model: pass assistant_model=… (prompt lookup has no distributions)"
-            )
+            raise ValueError("a companion is compared with a draft model: pass assistant_model=…")
         check_companion(draft, self.companion_for(base_of(target)))
 
 

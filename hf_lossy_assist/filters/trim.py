@@ -12,7 +12,7 @@ from ..models.row_model import RowModel
 from ..registry import Factor, Positive
 from ..round import Draft, Selection
 from ..rules.acceptance import RandomSource
-from ..stops.cost_model import MeasuredCosts, PairMemory, RoundCosts, check_costs
+from ..stops.cost_model import MeasuredCosts, PairMemory, RoundCosts
 from .base import FilterRun, VerifyFilter
 from .survival import Survival, cut, describe
 
@@ -47,10 +47,6 @@ class AdaptiveTrim(VerifyFilter, name="trim"):
     reads_probs: ClassVar[bool] = True
     trims: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_costs(self)
-
     def start(self) -> "TrimRun":
         return TrimRun(self)
 
@@ -63,7 +59,7 @@ class TrimEstimates(RoundCosts):
     """Estimates for a pair of models."""
 
     def __init__(self, settings: AdaptiveTrim):
-        super().__init__(settings)
+        super().__init__(settings.step, settings.token, settings.fixed)
         self.survival: Survival | None = None
         self.rounds = 0
 

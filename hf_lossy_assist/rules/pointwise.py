@@ -1,6 +1,5 @@
 """Rules that decide on each drafted token by a formula of the two distributions at its position."""
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -10,7 +9,6 @@ import torch
 
 from ..round import Verified
 from ..tensors import at_places
-from ..validation import shown
 from .base import AcceptanceRule, Strict, refuse_unfit
 from .distributions import Distributions, DraftedDistributions, answers
 
@@ -26,12 +24,9 @@ class Pointwise(AcceptanceRule):
 
     def keeps(self, dists: Distributions) -> torch.Tensor:
         """Return the tokens that are accepted without a coin, (..., n) bool."""
-        if type(self).chance is not Pointwise.chance:
-            raise NotImplementedError(
-                f"{type(self).__name__} has chance(dists) alone, and greedy decoding tosses no coins: give it keeps(dists) as well, or "
-                'modes = ("sampling",)'
-            )
-        raise NotImplementedError(f"{type(self).__name__} needs a method keeps(dists), or chance(dists)")
+        raise NotImplementedError(
+            f'{type(self).__name__} needs a method keeps(dists), or modes = ("sampling",) and chance(dists)'
+        )
 
     def chance(self, dists: Distributions) -> torch.Tensor:
         """Return a(x), (..., n) in [0, 1]; NaN where q(x) = 0, which is never drafted."""
@@ -106,27 +101,8 @@ class OwnRule(Pointwise):
     function: Callable[[Distributions], torch.Tensor]
     scope: ClassVar[str] = "prefix"
 
-    def __post_init__(self) -> None:
-        if not callable(self.function):
-            raise TypeError(f"OwnRule.function: expected a function of Distributions, got {shown(self.function)}")
-        try:
-            inspect.signature(self.function).bind(None)
-        except ValueError:  # a builtin without a signature
-            pass
-        except TypeError as error:
-            raise TypeError(f"OwnRule.function: expected a function of one argument, Distributions: {error}") from None
-
     def accepts(self, verified: Verified, coins: torch.Tensor | None) -> torch.Tensor:
         return AcceptanceRule.accepts(self, verified, coins)  # calls the function with all drafted tokens at once
 
     def keeps(self, dists: Distributions) -> torch.Tensor:
-        try:
-            passes = self.function(dists)
-        except RuntimeError as error:
-            if not str(error).startswith("Boolean value of Tensor"):
-                raise
-            raise TypeError(
-                "OwnRule: the function asks a whole tensor whether it is true (if, and, or, not): it decides about many tokens at once, "
-                "so join conditions by &, | and ~"
-            ) from None
-        return self._fit(dists, passes, torch.bool, "function")
+        return self._fit(dists, self.function(dists), torch.bool, "function")

@@ -9,7 +9,7 @@ import torch
 
 from ..registry import Amount, Count, Several, Share
 from ..round import Verdict, Verified
-from ..validation import check_int, shown
+from ..validation import check_int
 from .base import AcceptanceRule, RuleRun
 
 
@@ -38,15 +38,9 @@ class CSD(
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        pairs = self.known
-        if not isinstance(pairs, list | tuple) or not all(isinstance(p, list | tuple) and len(p) == 2 for p in pairs):
-            raise TypeError(
-                f"CSD.known: expected pairs of token ids, the target's and the draft's, such as ((5, 9),), got {shown(pairs)}"
-            )
-        for pair in pairs:
-            for token in pair:
-                check_int("CSD.known", token, 0)
-        object.__setattr__(self, "known", tuple((y, x) for y, x in pairs))  # from JSON they are lists
+        for token in (token for pair in self.known for token in pair):
+            check_int("CSD.known", token, 0)
+        object.__setattr__(self, "known", tuple((y, x) for y, x in self.known))  # from JSON they are lists
 
     def start(self, prompts: Sequence[torch.Tensor]) -> "CSDRun":
         return CSDRun(self)

@@ -57,52 +57,30 @@ class RowStats:
         calls = self.num_spec_steps - idle
         return (self.num_new_tokens - idle) / calls if calls else 0.0
 
-    def record(
-        self,
-        drafted: int,
-        sent: int,
-        accepted: int,
-        lossy: Sequence[int],
-        taken: int,
-        unchecked: Sequence[int] = (),
-        overshoot: Sequence[float] = (),
-    ) -> None:
-        """Add one round. Arguments as in `Record`."""
-        committed = min(accepted, taken)
+    def record(self, record: Record) -> None:
+        """Add one round."""
+        committed = min(record.accepted, record.taken)
         self.num_spec_steps += 1
-        self.num_plain_steps += drafted == 0
-        self.num_new_tokens += taken
-        self.num_draft_tokens += sent
-        self.num_dropped_tokens += drafted - sent
+        self.num_plain_steps += record.drafted == 0
+        self.num_new_tokens += record.taken
+        self.num_draft_tokens += record.sent
+        self.num_dropped_tokens += record.drafted - record.sent
         self.num_accepted_draft_tokens += committed
-        self.num_unchecked_tokens += sum(unchecked[:committed])
-        self.steps[sent, committed] += 1
-        for place in range(committed):
-            self.num_lossy_accepts += lossy[place]
-            self.lossy_by_position[place] += lossy[place]
-            self.token_sources.append(lossy[place])
-            if lossy[place] and overshoot:
-                self.overshoot_sum += overshoot[place]
-                self.overshoot_max = max(self.overshoot_max, overshoot[place])
-        if taken > accepted:
-            self.token_sources.append(3 if accepted == sent else 2)
+        self.num_unchecked_tokens += sum(record.unchecked[:committed])
+        self.steps[record.sent, committed] += 1
+        for position, lossy in enumerate(record.lossy[:committed]):
+            self.num_lossy_accepts += lossy
+            self.lossy_by_position[position] += lossy
+            self.token_sources.append(lossy)
+            if lossy and record.overshoot:
+                self.overshoot_sum += record.overshoot[position]
+                self.overshoot_max = max(self.overshoot_max, record.overshoot[position])
+        if record.taken > record.accepted:
+            self.token_sources.append(3 if record.accepted == record.sent else 2)
 
 
 COUNTS = [f.name for f in fields(RowStats) if f.name.startswith("num_")]
 COMPILED = ("num_compiled_rounds", "num_compiled_forwards", "num_graphs")
-# Entries of `to_dict` that are also attributes, for all rows together.
-IN_SUMMARY = (
-    *COUNTS,
-    "mean_acceptance_length",
-    "draft_acceptance_rate",
-    "acceptance_histogram",
-    "acceptance_histogram_by_draft_length",
-    "lossy_share_by_position",
-    "mean_overshoot",
-    "max_overshoot",
-    "target_alone_seconds",
-    "target_alone_estimate",
-)
 EXACT = ("float32", "float64")  # precisions in which texts are compared token by token
 MARGIN = 0.05  # loss of speed that counts as noise
 
@@ -138,7 +116,7 @@ class SpeculationStats:
     def record(self, row: int, record: Record, begins: int | None) -> None:
         """Add one row's part in a round. `begins`: its length before, if finished rows are continued and truncated later; else None."""
         if begins is None:
-            self.rows[row].record(*record)
+            self.rows[row].record(record)
         else:
             self.later.append((row, begins, record))
 
@@ -146,7 +124,7 @@ class SpeculationStats:
         """Add the stored rounds, limited to the `lengths` that the texts were truncated to."""
         for row, begins, record in self.later:
             if begins < lengths[row]:  # else the round wrote nothing of the text
-                self.rows[row].record(*record._replace(taken=min(record.taken, lengths[row] - begins)))
+                self.rows[row].record(record._replace(taken=min(record.taken, lengths[row] - begins)))
         self.later.clear()
 
     def close(self, clock: Clock) -> None:
@@ -255,8 +233,10 @@ class SpeculationStats:
         return line if self.falls_back else f"{line}; try policy.with_fallback()"
 
     def __getattr__(self, name: str) -> Any:
-        if name in IN_SUMMARY:
-            return self.to_dict()[name]
+        """Return an entry of `to_dict()`."""
+        entries = {} if name.startswith("_") else self.to_dict()  # copies and pickles ask for such names
+        if name in entries:
+            return entries[name]
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __getitem__(self, name: str) -> Any:

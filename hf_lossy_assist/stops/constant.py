@@ -1,10 +1,10 @@
 """Stops that do not read the draft: constant length, by the last round, by the number of rows."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import ClassVar
 
 from ..registry import DraftLength
-from ..validation import LONGEST_DRAFT, check_int, shown
+from ..validation import LONGEST_DRAFT, check_int
 from .base import DraftStop, StopRun
 
 
@@ -73,18 +73,15 @@ class BatchSchedule(DraftStop, name="batch_schedule", paper="vLLM, TensorRT-LLM"
     adaptive: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        pairs = list(self.table.items()) if isinstance(self.table, Mapping) else self.table
-        if not isinstance(pairs, Sequence) or isinstance(pairs, str) or not all(_is_pair(pair) for pair in pairs):
-            raise TypeError(f"BatchSchedule.table: expected {{rows: γ, …}} or [[rows, γ], …], got {shown(self.table)}")
-        lines = [(int(rows) if isinstance(rows, str) and rows.isdecimal() else rows, gamma) for rows, gamma in pairs]
+        pairs = self.table.items() if isinstance(self.table, Mapping) else self.table
+        lines = sorted((int(rows) if isinstance(rows, str) else rows, gamma) for rows, gamma in pairs)
         for rows, gamma in lines:
             check_int("BatchSchedule.table: rows", rows, 1)
             check_int(f"BatchSchedule.table: γ of {rows} rows", gamma, 0, LONGEST_DRAFT)
-        lines.sort()
-        known = [rows for rows, _ in lines]
-        if known[:1] != [1] or len(set(known)) < len(known):
+        sizes = [rows for rows, _ in lines]
+        if sizes[:1] != [1] or len(set(sizes)) < len(sizes):
             raise ValueError(
-                f"BatchSchedule.table: expected one line for 1 row and each number of rows once, got {shown(known)}"
+                f"BatchSchedule.table: expected one line for 1 row and each number of rows once, got {sizes}"
             )
         if max(gamma for _, gamma in lines) == 0:
             raise ValueError(
@@ -102,7 +99,3 @@ class BatchSchedule(DraftStop, name="batch_schedule", paper="vLLM, TensorRT-LLM"
 
     def limits(self, rows: list[int]) -> list[int]:
         return [max((line for line in self.table if line[0] <= len(rows)), default=(0, 0))[1]] * len(rows)
-
-
-def _is_pair(value: object) -> bool:
-    return isinstance(value, list | tuple) and len(value) == 2

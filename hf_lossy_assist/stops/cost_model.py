@@ -5,7 +5,7 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, TypeVar
+from typing import ClassVar, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -130,29 +130,13 @@ class MeasuredCosts:
         self.rest.add((1, rows, round(rows * (gamma + 1))), end - began - (last - first))
 
 
-class CostSettings(Protocol):
-    """Settings with the costs of drafting a token for all rows, of verifying one more token, and of the rest of a round."""
-
-    @property
-    def step(self) -> float | None: ...
-    @property
-    def token(self) -> float: ...
-    @property
-    def fixed(self) -> float: ...
-
-
-def check_costs(settings: CostSettings) -> None:
-    """Raise `ValueError` for costs that would have no effect, since without `step` they are measured."""
-    if settings.step is None and (settings.token, settings.fixed) != (0.0, 1.0):
-        raise ValueError(f"{type(settings).__name__}: token and fixed need step=… beside them")
-
-
 class RoundCosts:
     """The costs of rounds, and decayed averages of rounds by a key: sums of 1, tokens per row, γ, and verified tokens per row."""
 
-    def __init__(self, settings: CostSettings):
-        fixed = FixedCosts(settings.step or 0.0, settings.token, settings.fixed)
-        self.costs = MeasuredCosts() if settings.step is None else fixed
+    def __init__(self, step: float | None, token: float, fixed: float):
+        if step is None and (token, fixed) != (0.0, 1.0):
+            raise ValueError("token and fixed have no effect without step: pass step=… too")
+        self.costs = MeasuredCosts() if step is None else FixedCosts(step, token, fixed)
         self.averages: dict[int, list[float]] = {}
 
     def add(self, key: int, tokens: float, gamma: float, sent: float) -> None:

@@ -15,7 +15,7 @@ from ..validation import check_number
 from .base import DraftStop, Scores, StopRun, entropy
 from .confidence import SVIP
 from .constant import Constant
-from .cost_model import EDGES, AcceptanceEstimate, MeasuredCosts, PairMemory, RoundCosts, bins_of, check_costs
+from .cost_model import EDGES, AcceptanceEstimate, MeasuredCosts, PairMemory, RoundCosts, bins_of
 
 
 class JointGoodput(DraftStop, name="joint_goodput"):
@@ -53,10 +53,6 @@ class JointGoodput(DraftStop, name="joint_goodput"):
     token: Factor = 0.0
     fixed: Positive = 1.0
     joint: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_costs(self)
 
     def start(self, rows: int) -> "JointRun":
         return JointRun(self)
@@ -215,7 +211,7 @@ class JointEstimates(RoundCosts):
     """Estimates for a pair of models."""
 
     def __init__(self, settings: JointGoodput):
-        super().__init__(settings)
+        super().__init__(settings.step, settings.token, settings.fixed)
         self.accepted = AcceptanceEstimate()
 
     def learn(self, bins: np.ndarray, drafted: np.ndarray, accepted: np.ndarray, trims: bool = False) -> None:

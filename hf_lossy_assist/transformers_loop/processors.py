@@ -78,9 +78,9 @@ class AcceptanceProcessor(LogitsProcessor):
         """Record the `taken` tokens of the round, write the target's processed logits into `scores` (1, Q, V), and return n."""
         scores.copy_(self.processed)
         planned = self.accepted + 1
-        self.stats.record(*self.record._replace(taken=min(taken, planned)))
+        self.stats.record(self.record._replace(taken=min(taken, planned)))
         for _ in range(taken - planned):
-            self.stats.record(0, 0, 0, (), 1)
+            self.stats.record(Record(0, 0, 0, (), 1))
         return self.accepted
 
     def _take(self, thread: int, module: torch.nn.Module, args: object, output: Any) -> None:

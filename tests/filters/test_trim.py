@@ -161,7 +161,7 @@ def test_settings():
     assert hla.as_policy("trim").filter == AdaptiveTrim() and hla.as_policy("trim").lossless
     spec = {"filter": {"name": "trim", "step": 0.1, "token": 0.2, "fixed": 1.0}}
     assert hla.LossyPolicy.from_dict(spec).to_dict() == spec
-    refused(lambda: AdaptiveTrim(token=0.1), "need step=… beside them")
+    refused(lambda: AdaptiveTrim(token=0.1).start(), "no effect without step")
     refused(lambda: AdaptiveTrim(step=0.1, fixed=0), "above 0")
     refused(lambda: hla.as_policy("trim", companion="org/name"), "companion=… is for .* leave it out")
     refused(lambda: hla.as_policy({"filter": {"name": "trim", "companion": "org/name"}}), "companion")

@@ -8,7 +8,7 @@ from support.rule_cases import CASES
 
 from hf_lossy_assist import as_policy
 from hf_lossy_assist.filters import FILTERS
-from hf_lossy_assist.registry import KINDS, REQUIRED, Names, find_entry
+from hf_lossy_assist.registry import KINDS, REQUIRED, Names, find_entry, list_entries
 from hf_lossy_assist.registry.registry import build_catalog
 from hf_lossy_assist.rules import RULES
 from hf_lossy_assist.stops import STOPS
@@ -68,3 +68,19 @@ def test_the_command(hf_lossy):
     only = json.loads(hf_lossy("policies", "--json", "--kind", "filter").out)
     assert {e["name"] for e in only} == set(FILTERS)
     assert "Did you mean 'rule'" in hf_lossy("policies", "--kind", "rules").line
+
+
+FIELDS = [
+    (entry, name)
+    for kind in ("rule", "stop", "filter")
+    for entry in list_entries(kind)
+    for name in getattr(entry.make, "checks", ())
+]
+
+
+@pytest.mark.parametrize(("entry", "name"), FIELDS, ids=lambda value: getattr(value, "name", value))
+def test_each_field_is_checked_by_its_annotation(entry, name):
+    """Whatever it is a number, a choice or an object of: what is none of them is refused by the field's name."""
+    with pytest.raises((TypeError, ValueError), match=rf"{entry.make.__name__}.{name}\b") as error:
+        entry.make.checks[name](f"{entry.make.__name__}.{name}", object())
+    assert "\n" not in str(error.value)

@@ -26,11 +26,11 @@ def two_rows() -> SpeculationStats:
                    drafted 1, sent 1, accepted 1 (lossy), bonus                     → 2 tokens
     """
     first, second = RowStats(), RowStats()
-    first.record(drafted=3, sent=3, accepted=3, lossy=[0, 1, 0], taken=4)
-    first.record(drafted=3, sent=2, accepted=1, lossy=[0, 0, 0], taken=2)
-    first.record(drafted=3, sent=3, accepted=3, lossy=[0, 0, 1], taken=2)
-    second.record(drafted=2, sent=2, accepted=0, lossy=[0, 0], taken=1)
-    second.record(drafted=1, sent=1, accepted=1, lossy=[1], taken=2)
+    first.record(Record(drafted=3, sent=3, accepted=3, lossy=[0, 1, 0], taken=4))
+    first.record(Record(drafted=3, sent=2, accepted=1, lossy=[0, 0, 0], taken=2))
+    first.record(Record(drafted=3, sent=3, accepted=3, lossy=[0, 0, 1], taken=2))
+    second.record(Record(drafted=2, sent=2, accepted=0, lossy=[0, 0], taken=1))
+    second.record(Record(drafted=1, sent=1, accepted=1, lossy=[1], taken=2))
     return SpeculationStats([first, second], 3, False, {"target": 3, "draft": 9}, {"target": 0.25, "draft": 0.125})
 
 
@@ -78,7 +78,7 @@ def test_every_token_has_a_source(two_rows):
 
 def test_a_row_that_ends_on_its_first_drafted_token():
     row = RowStats()
-    row.record(drafted=5, sent=5, accepted=5, lossy=[1, 0, 0, 0, 0], taken=1)
+    row.record(Record(drafted=5, sent=5, accepted=5, lossy=[1, 0, 0, 0, 0], taken=1))
     assert (row.num_new_tokens, row.num_accepted_draft_tokens, row.num_lossy_accepts) == (1, 1, 1)
     assert row.token_sources == [SOURCES.index("draft-lossy")]
 
@@ -86,7 +86,7 @@ def test_a_row_that_ends_on_its_first_drafted_token():
 def test_all_that_was_sent_was_accepted():
     """A filter sent 2 of 3: the token behind them is the target's bonus, not a correction."""
     row = RowStats()
-    row.record(drafted=3, sent=2, accepted=2, lossy=[0, 0, 0], taken=3)
+    row.record(Record(drafted=3, sent=2, accepted=2, lossy=[0, 0, 0], taken=3))
     assert [SOURCES[s] for s in row.token_sources] == ["draft", "draft", "bonus"]
     assert row.num_dropped_tokens == 1 and dict(row.steps) == {(2, 2): 1}
 
@@ -94,10 +94,10 @@ def test_all_that_was_sent_was_accepted():
 def test_calls_that_verified_nothing_do_not_count():
     """Without a draft, or with one that a filter dropped, the target writes one token."""
     row = RowStats()
-    row.record(drafted=0, sent=0, accepted=0, lossy=[], taken=1)
+    row.record(Record(drafted=0, sent=0, accepted=0, lossy=[], taken=1))
     assert row.mean_acceptance_length == 0.0
-    row.record(drafted=2, sent=0, accepted=0, lossy=[0, 0], taken=1)
-    row.record(drafted=4, sent=4, accepted=3, lossy=[0] * 4, taken=4)
+    row.record(Record(drafted=2, sent=0, accepted=0, lossy=[0, 0], taken=1))
+    row.record(Record(drafted=4, sent=4, accepted=3, lossy=[0] * 4, taken=4))
     assert row.mean_acceptance_length == 4.0 and row.num_new_tokens == 6 and row.num_spec_steps == 3
 
 

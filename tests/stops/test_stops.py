@@ -116,19 +116,6 @@ def test_with_longest_of_the_heuristic_is_its_first_draft(gamma, longest):
     assert changed == Heuristic(gamma, longest) and changed.start(2).begin_round([0, 1]) == [gamma, gamma]
 
 
-@pytest.mark.parametrize(
-    ("make", "error", "words"),
-    [
-        (lambda: Heuristic(initial=5, max_draft=4), ValueError, "Heuristic.max_draft"),
-        (lambda: SVIP(form="bounds"), ValueError, "SVIP.form"),
-    ],
-)
-def test_validation(make, error, words):
-    with pytest.raises(error, match=words) as caught:
-        make()
-    assert "\n" not in str(caught.value)
-
-
 # -- inside the engine and inside Transformers' own loop -------------------------------------------------------------------
 
 

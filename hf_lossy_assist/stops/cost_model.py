@@ -1,4 +1,4 @@
-"""What is learned of a pair of models, and where: costs of rounds, given or measured, their average, and acceptance by draft entropy."""
+"""The estimates for a pair of models, and their memory: costs of rounds, given or measured, their average, and acceptance by draft entropy."""
 
 import math
 import threading
@@ -153,7 +153,7 @@ class RoundCosts:
 
 
 class PairMemory(WeakKeyDictionary[PreTrainedModel, "WeakKeyDictionary[PreTrainedModel, dict[Hashable, T]]"]):
-    """What calls of one kind with the same target and draft share. It goes with the models."""
+    """A memory that calls of one kind with the same target and draft share. It goes with the models."""
 
     def recall(self, target: PreTrainedModel, draft: PreTrainedModel, kind: Hashable, value: T) -> T:
         """Return what is shared; before the first call it is `value`."""

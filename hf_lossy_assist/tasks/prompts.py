@@ -196,17 +196,15 @@ def read_limits(name: str, values: Mapping[str, object], others: Iterable[str]) 
         raise ValueError(f"{name}: {nearest('key', str(unknown[0]), names)}")
     limits = {key: values[key] for key in LIMITS if values.get(key) is not None}
     for key, value in limits.items():
-        least, most = LIMITS[key]
-        if is_int(value):  # also a table's, of NumPy
-            limits[key] = value = int(value)
         if key != "stop_strings":
-            check_int(f"{name}: {key}", value, least, most)
+            limits[key] = value = int(value) if is_int(value) else value  # also a table's, of NumPy
+            check_int(f"{name}: {key}", value, *LIMITS[key])
             continue
         texts = [value] if isinstance(value, str) else value
         if (
             not isinstance(texts, list | tuple)
             or not texts
-            or not all(isinstance(text, str) and text for text in texts)
+            or not all(text and isinstance(text, str) for text in texts)
         ):
             raise TypeError(
                 f"{name}: stop_strings: expected a text or a list of texts, none of them empty, got {shown(value)}"

@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 from ...drafters.hidden_state import HiddenStateDrafter
 from ...models.row_model import RowModel
 from .generation_backend import Sampler
-from .prefixes import PrefixReader, count_shared, reserve
+from .prefixes import PrefixReader, count_shared
 
 
 CHUNK = 256  # positions whose logits are computed together: 150 MB for a vocabulary of 150 000
@@ -18,57 +18,25 @@ Predict = Callable[[list[int], int], list[int]]  # the draft's tokens for positi
 class DraftPredictions:
     """Predictions of a draft model after each prefix of a response, from one forward over what is new in the response."""
 
-    @torch.inference_mode()
-    def __init__(
-        self,
-        draft: PreTrainedModel,
-        prompt: list[int],
-        limit: int,
-        vocabulary: int,
-        sampler: Sampler,
-        latest: "list[DraftPredictions] | None" = None,
-    ):
-        """Take `vocabulary`: the target's size; ids that only one of the models has are never chosen.
-
-        `latest`: at most one entry, the predictions of the problem whose text was read last, for the common beginning of the prompts. It is
-        replaced by this object.
-        """
-        self.model, self.prompt = RowModel(draft, 1, limit, vocabulary), prompt
+    def __init__(self, draft: PreTrainedModel, prompt: list[int], limit: int, vocabulary: int, sampler: Sampler):
+        """Take `vocabulary`: the target's size; ids that only one of the models has are never chosen."""
+        self.reader, self.prompt = PrefixReader(RowModel(draft, 1, limit, vocabulary)), prompt
         self.vocabulary, self.sampler = vocabulary, sampler
-        self.cached: list[int] = []
-        self.latest = [] if latest is None else latest
-        self.reader = PrefixReader(self.model) if self.model.facts.keeps_states else None
-        if self.reader is None:
-            reserve(self.model, limit)
 
     @torch.inference_mode()
     def __call__(self, response: list[int], start: int) -> list[int]:
-        """Predict positions `start` … of `response`."""
+        """Predict positions `start` … of `response`, of which a search does not change what is before `start`."""
         # The logits at `first` predict position `start`.
         text, first = self.prompt + response, len(self.prompt) + start - 1
-        begin = self._go_to(text, first)
-        out: list[int] = []
-        for place in range(begin, len(text) - 1, CHUNK):
+        model, out = self.reader.read(text[:first], len(self.prompt)).copy(), list[int]()
+        for place in range(first, len(text) - 1, CHUNK):
             piece = text[place : min(place + CHUNK, len(text) - 1)]
-            self.model.rollback([place])
-            logits = self.model.feed(torch.tensor([piece]), [len(piece)])[0]  # (≤ CHUNK, V)
-            logits = logits[max(first - place, 0) :, : self.vocabulary].float()
+            model.rollback([place])
+            logits = model.feed(torch.tensor([piece]), [len(piece)])[0][:, : self.vocabulary].float()  # (≤ CHUNK, V)
             missing = self.vocabulary - logits.shape[-1]
             logits = torch.nn.functional.pad(logits, (0, missing), value=float("-inf")) if missing else logits
-            ends = range(place + len(piece) - logits.shape[0], place + len(piece))
-            out += self.sampler([text[: end + 1] for end in ends], logits)
-        self.cached, self.latest[:] = text[:-1], [self]
+            out += self.sampler([text[: end + 1] for end in range(place, place + len(piece))], logits)
         return out
-
-    def _go_to(self, text: list[int], first: int) -> int:
-        """Prepare the model to continue `text`; return how many of its tokens, at most `first`, are cached."""
-        if self.reader is not None:
-            self.model = self.reader.read(text[:first], len(self.prompt)).copy()
-            return first
-        if not self.cached and self.latest and not self.model.reads_whole:
-            self.cached = self.prompt[: count_shared(self.latest[0].cached, self.prompt)]
-            self.model.cache.copy([0], self.latest[0].model.cache, [0], [len(self.cached)])
-        return min(count_shared(self.cached, text), first)
 
 
 class StatesPredictions:
@@ -91,7 +59,6 @@ class StatesPredictions:
         self.reader, self.model = drafter.hook(target), RowModel(target, 1, limit)
         self.cached: list[int] = []
         self.states: torch.Tensor | None = None  # of the tokens in `cached`, (1, n, layers · H)
-        reserve(self.model, limit)
 
     @torch.inference_mode()
     def __call__(self, response: list[int], start: int) -> list[int]:

@@ -14,10 +14,11 @@ from transformers import DynamicCache, PreTrainedModel
 
 from ...artifacts.features import FeatureSpec, FeatureTap
 from ...models.facts import CACHE, facts_of
+from ...models.probe import why_not_rows
 from ...models.row_cache import RowLayer
 from ...models.row_model import layer_visibility
 from .dataset import MinedTable
-from .prefixes import count_shared, read_states_along, why_not_searched
+from .prefixes import count_shared, read_states_along
 
 
 WORTH_SHARING = 16  # tokens at the beginning of two texts
@@ -37,7 +38,7 @@ def read_hidden_states(
 
     Returns: (N, H) float32 on the CPU. Raises: `ValueError` for a model that does not support this kind of mask.
     """
-    reason = why_not_searched(model)
+    reason = why_not_rows(model)
     if reason is not None:
         raise ValueError(
             f"hidden states need a model that runs on rows of different length; the {name} does not: {reason}"

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ...drafters.hidden_state import DraftModel, HiddenStateDrafter, refuse_models
 from ...models.facts import facts_of
 from ...models.introspection import base_of, vocabulary_of
-from ...models.probe import why_not_prefixes
+from ...models.probe import why_not_prefixes, why_not_rows
 from ...tasks.endpoint import served
 from ...tasks.load import AnswerTask, Problem
 from ...text.detokenizer import continuation, special_in
@@ -21,7 +21,6 @@ from ...training.jobs import SamplingSettings, check_places
 from ...validation import LONGEST_DRAFT, MOST_FACTOR, MOST_NEW_TOKENS, check_flag, check_int, check_number
 from .draft_predictions import DraftPredictions, Predict, StatesPredictions
 from .generation_backend import Backend, Decoding, GumbelNoise, LocalBackend, Sampler, ServerBackend, prepare_decoding
-from .prefixes import why_not_searched
 from .search import Limits, Mined, Search, Work, search
 
 
@@ -69,7 +68,7 @@ def prepare_inputs(
         if not prompt or not text.strip():
             raise ValueError(f"problem {number} has an empty prompt")
     check_places(settings.places, draft)
-    models, why_not = {"target": target, "draft": draft}, why_not_searched
+    models, why_not = {"target": target, "draft": draft}, why_not_rows
     if isinstance(draft, HiddenStateDrafter):
         _refuse_drafter(target, draft)
         del models["draft"]
@@ -134,14 +133,13 @@ def mine_problems(
     sampler = Sampler(decoding.processors, noise)
     vocabulary = vocabulary_of(draft if served(target) else target)
     limit, over = max(map(len, prompts)) + settings.max_new_tokens, make_end_test(tokenizer, decoding.ends, task)
-    latest: list[DraftPredictions] = []
 
     def begin(i: int) -> tuple[Mined, Search]:
         predict: Predict
         if isinstance(draft, HiddenStateDrafter):
             predict = StatesPredictions(draft, target, prompts[i], limit, sampler, settings.places)
         else:
-            predict = DraftPredictions(draft, prompts[i], limit, vocabulary, sampler, latest)
+            predict = DraftPredictions(draft, prompts[i], limit, vocabulary, sampler)
         began, seconds = time.monotonic(), settings.max_seconds
 
         def extract(response: list[int]) -> str | None:

@@ -1,7 +1,6 @@
-"""Reuse of common prefixes in a search, whose texts have more and more in common.
+"""Reuse of the prefix in a search, whose texts have more and more in common: copies of its row read the rest of each.
 
-A cache of keys and values is rolled back to the common prefix. A recurrent state cannot be: there one row holds exactly the prefix, and copies of
-it read the rest of each text.
+A recurrent state, unlike a cache of keys and values, cannot be rolled back to the prefix.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,9 +10,6 @@ import torch
 from transformers import PreTrainedModel
 
 from ...artifacts.features import FeatureTap
-from ...models.facts import facts_of
-from ...models.probe import why_not_prefixes, why_not_rows
-from ...models.row_cache import SPARE
 from ...models.row_model import RowModel
 
 
@@ -22,21 +18,8 @@ def count_shared(a: Sequence[int], b: Sequence[int]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-@torch.inference_mode()
-def reserve(model: RowModel, limit: int) -> None:
-    """Allocate the storage of `limit` tokens now, so that rows can be copied and shared."""
-    rows = len(model.lengths)
-    model.reserve(limit + SPARE)
-    model.feed(torch.zeros(rows, 1, dtype=torch.int64), [0] * rows, keep=0)
-
-
-def why_not_searched(model: PreTrainedModel) -> str | None:
-    """Return why a search cannot use this model, or None if it can."""
-    return why_not_rows(model) if facts_of(model).keeps_states else why_not_prefixes(model)
-
-
 class PrefixReader:
-    """One row of a model with a recurrent state, and the text that it holds."""
+    """One row of a model, and the text that it holds."""
 
     def __init__(self, model: RowModel):
         """`model`: of one empty row."""
@@ -58,7 +41,7 @@ class PrefixReader:
 
     def _feed(self, text: list[int], prompt: int) -> Iterator[None]:
         """Read `text`; yield after each forward."""
-        if not self.text or self.text != text[: len(self.text)]:
+        if self.text != text[: len(self.text)]:
             self.model, self.text = self.empty.fresh(1, self.empty.cache.limit), []
         begun = len(self.text)
         # A prompt's last token is read with those after it, as in decoding.

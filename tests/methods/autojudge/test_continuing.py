@@ -106,25 +106,6 @@ def test_only_what_is_new_is_read():
     assert sum(widths) == 2 * (59 + 40 + 10) + 3, "of target and draft, and the target's forwards for the new tokens"
 
 
-def test_what_prompts_of_the_draft_have_in_common_is_read_once():
-    model = model_named("llama")
-    common = [5, 6, 7, 8, 9, 10, 11]
-    prompts = [[*common, 20], [*common, 21, 22]]
-    widths: list[int] = []
-    read: list[DraftPredictions] = []
-    first, second = [
-        DraftPredictions(model, prompt, 40, tiny.VOCABULARY, Sampler(NOTHING), read) for prompt in prompts
-    ]
-    first([3, 4, 5], 0)
-    hook = model.register_forward_pre_hook(lambda _, args, kwargs: widths.append(kwargs["input_ids"].shape[1]), with_kwargs=True)  # fmt: skip
-    try:
-        got = second([3, 4, 5], 0)
-    finally:
-        hook.remove()
-    assert widths == [4], "the seven common tokens are not read again, though nobody had read them when it began"
-    assert got == DraftPredictions(model, prompts[1], 40, tiny.VOCABULARY, Sampler(NOTHING))([3, 4, 5], 0)
-
-
 @pytest.mark.parametrize(
     "change",
     [{"repetition_penalty": 1.5}, {"no_repeat_ngram_size": 2}, {"suppress_tokens": [5, 9]}, {"min_new_tokens": 9}],

@@ -1,18 +1,61 @@
 """Predict the draft's tokens along a response; a search tries the positions where they differ from it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from transformers import PreTrainedModel
 
+from ...artifacts.features import FeatureTap
 from ...drafters.hidden_state import HiddenStateDrafter
 from ...models.row_model import RowModel
 from .generation_backend import Sampler
-from .prefixes import PrefixReader, count_shared
 
 
 CHUNK = 256  # positions whose logits are computed together: 150 MB for a vocabulary of 150 000
 Predict = Callable[[list[int], int], list[int]]  # the draft's tokens for positions `start` … of a response
+
+
+def count_shared(a: Sequence[int], b: Sequence[int]) -> int:
+    """Return the length of two texts' common prefix."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+class PrefixReader:
+    """One row of a model, and the text that it holds: copies of the row read what follows.
+
+    A recurrent state, unlike a cache of keys and values, cannot be rolled back to the beginning that two texts share.
+    """
+
+    def __init__(self, model: RowModel):
+        """`model`: of one empty row."""
+        self.empty, self.model = model, model
+        self.text: list[int] = []
+
+    def read(self, text: list[int], prompt: int) -> RowModel:
+        """Return the row after it has read `text`, the first `prompt` tokens being the prompt's. Feed a copy, not the row itself.
+
+        It starts again from the empty row if `text` does not begin with what it holds.
+        """
+        for _ in self._feed(text, prompt):
+            pass
+        return self.model
+
+    def read_states(self, text: list[int], prompt: int, tap: FeatureTap) -> torch.Tensor:
+        """Read `text`; return the states (n, H) recorded by `tap` of the n ≥ 1 tokens that the row did not hold."""
+        return torch.cat([tap.latest[0] for _ in self._feed(text, prompt)])
+
+    def _feed(self, text: list[int], prompt: int) -> Iterator[None]:
+        """Read `text`; yield after each forward."""
+        if self.text != text[: len(self.text)]:
+            self.model, self.text = self.empty.fresh(1, self.empty.cache.limit), []
+        begun = len(self.text)
+        # A prompt's last token is read with those after it, as in decoding.
+        for part, keep in ((text[begun : prompt - 1], 0), (text[max(begun, prompt - 1) :], 1)):
+            if part:
+                self.model.feed(torch.tensor([part]), [len(part)], keep=keep)
+                yield
+        self.model.rollback([len(text)])
+        self.text = list(text)
 
 
 class DraftPredictions:

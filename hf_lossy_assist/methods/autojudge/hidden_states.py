@@ -7,6 +7,8 @@ alternative token in a separate forward.
 """
 
 import math
+from collections.abc import Sequence
+from itertools import groupby
 
 import torch
 from huggingface_hub.utils import tqdm
@@ -16,9 +18,9 @@ from ...artifacts.features import FeatureSpec, FeatureTap
 from ...models.facts import CACHE, facts_of
 from ...models.probe import why_not_rows
 from ...models.row_cache import RowLayer
-from ...models.row_model import layer_visibility
+from ...models.row_model import RowModel, layer_visibility
 from .dataset import MinedTable
-from .prefixes import count_shared, read_states_along
+from .draft_predictions import PrefixReader, count_shared
 
 
 WORTH_SHARING = 16  # tokens at the beginning of two texts
@@ -77,6 +79,26 @@ def _lay_out(
         if not inside:
             others.append((token, len(prompt) + t))
     return text, others, columns
+
+
+def read_states_along(
+    model: PreTrainedModel, tap: FeatureTap, prompt: int, text: list[int], others: Sequence[tuple[int, int]]
+) -> torch.Tensor:
+    """Return the states (tokens, H) recorded by `tap` for a text followed by the `others`, reading tokens in sequence.
+
+    For models in which a mask cannot give tokens different contexts. `others`: (token, position) pairs that replace the text's token there.
+    """
+    largest = max([*text, *(token for token, _ in others)])  # may exceed a draft's vocabulary
+    reader, of_text = PrefixReader(RowModel(model, 1, len(text), largest + 1)), list[torch.Tensor]()
+    of_others: dict[int, torch.Tensor] = {}
+    for place, numbers in groupby(sorted(range(len(others)), key=lambda i: others[i][1]), lambda i: others[i][1]):
+        of_text.append(reader.read_states(text[:place], prompt, tap))
+        for number in numbers:
+            alone = reader.model.copy()
+            alone.feed(torch.tensor([[others[number][0]]]), [1])
+            of_others[number] = tap.latest[0]
+    of_text.append(reader.read_states(text, prompt, tap))
+    return torch.cat([*of_text, *(of_others[i] for i in range(len(others)))])
 
 
 class TreeForward:

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from ..models.cached_model import CachedModel
 from ..models.row_model import RowModel
-from ..registry import Factor, Positive
+from ..registry.frozen import Factor, Positive
 from ..round import Draft, Selection
 from ..rules.acceptance import RandomSource
 from ..stops.cost_model import MeasuredCosts, PairMemory, RoundCosts

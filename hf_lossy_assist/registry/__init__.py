@@ -3,18 +3,7 @@ their parts, `discovery` imports the modules that register."""
 
 from .discovery import KINDS, Kind
 from .entry import NEEDS, REQUIRED, Entry, HeadKind, Method
-from .frozen import (
-    Amount,
-    Count,
-    DraftLength,
-    Factor,
-    Frozen,
-    Number,
-    Positive,
-    PositiveShare,
-    Several,
-    Share,
-)
+from .frozen import Frozen
 from .registry import (
     Names,
     find_entry,
@@ -33,7 +22,6 @@ from .registry import (
 
 
 __all__ = [
-    "Amount", "Count", "DraftLength", "Factor", "Number", "Positive", "PositiveShare", "Several", "Share",
     "KINDS", "NEEDS", "REQUIRED", "Entry", "HeadKind", "Kind", "Method", "Names", "Frozen", "find_entry", "find_method",
     "find_method_for_head", "find_name", "forget", "list_entries", "register_drafter", "register_filter", "register_method", "register_rule",
     "register_stop", "set_base",

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import torch
 
-from ..registry import Amount, Count, Several, Share
+from ..registry.frozen import Amount, Count, Several, Share
 from ..round import Verified
 from ..tensors import in_parts, largest
 from .base import AcceptanceRule, Strict, above_draft, ratios

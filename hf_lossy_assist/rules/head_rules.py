@@ -7,7 +7,7 @@ import torch
 
 from ..artifacts.features import FeatureSpec
 from ..artifacts.head import Head
-from ..registry import Share
+from ..registry.frozen import Share
 from ..round import Verified
 from .base import AcceptanceRule
 

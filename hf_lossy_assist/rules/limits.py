@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, NamedTuple
 
 import torch
 
-from ..registry import Count, Share
+from ..registry.frozen import Count, Share
 from ..round import Verdict, Verified
 from ..tensors import in_parts, on_device
 from ..validation import check_int, check_number, shown

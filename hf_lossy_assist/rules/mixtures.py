@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from ..registry import Number, Share
+from ..registry.frozen import Number, Share
 from ..round import Verified
 from ..tensors import argmax, at_places, in_parts, looks_are_free, passing
 from .base import Strict

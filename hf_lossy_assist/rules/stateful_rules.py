@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from ..registry import Amount, Count, Several, Share
+from ..registry.frozen import Amount, Count, Several, Share
 from ..round import Verdict, Verified
 from ..validation import check_int
 from .base import AcceptanceRule, RuleRun

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import torch
 
-from ..registry import Amount, PositiveShare, Share
+from ..registry.frozen import Amount, PositiveShare, Share
 from .distributions import Distributions
 from .pointwise import Pointwise
 

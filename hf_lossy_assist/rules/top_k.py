@@ -4,7 +4,7 @@ from typing import ClassVar
 
 import torch
 
-from ..registry import Amount, Count, Several, Share
+from ..registry.frozen import Amount, Count, Several, Share
 from ..tensors import largest, passing
 from .distributions import Distributions
 from .pointwise import Pointwise

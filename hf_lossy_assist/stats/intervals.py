@@ -3,14 +3,13 @@
 *Harm* is an answer that the target has right and the policy wrong. Its rate is never below the net loss of accuracy, which also counts
 answers that the policy has right and the target wrong. The bounds on both are exact, hence valid for any number of problems."""
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import NamedTuple
 
 import lazy_loader
 import numpy as np
-
-from ..validation import check_int, check_number
 
 
 scipy = lazy_loader.load("scipy")  # of the extra `train`; slow to import
@@ -124,21 +123,10 @@ def net_bound(harms: int, gains: int, problems: int, delta: float) -> float:
 
 def problems_needed(harms: int, max_loss: float, delta: float) -> int:
     """Return the smallest number of problems with which `harms` harms certify a harm rate of at most `max_loss`."""
-    check_int("harms", harms, 0)
-    check_number("max_loss", max_loss, 1e-9, 1.0)
-    low, high = harms, max(harms, 1)
-    while harm_bound(harms, high, delta) > max_loss:
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if harm_bound(harms, middle, delta) <= max_loss else (middle, high)
-    return high
+    sizes = range(max(harms, 1), 2**40)  # the bound falls with the number of problems
+    return sizes[bisect_left(sizes, -max_loss, key=lambda size: -harm_bound(harms, size, delta))]
 
 
 def harms_allowed(problems: int, max_loss: float, delta: float) -> int:
     """Return the largest number of harms in `problems` that still certifies `max_loss`; −1 if not even 0 does."""
-    low, high = -1, problems
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if harm_bound(middle, problems, delta) <= max_loss else (low, middle - 1)
-    return low
+    return bisect_right(range(problems + 1), max_loss, key=lambda harms: harm_bound(harms, problems, delta)) - 1

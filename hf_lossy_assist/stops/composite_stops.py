@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..registry import DraftLength
+from ..registry.frozen import DraftLength
 from ..tensors import on_device
 from .base import DraftStop, Scores, StopRun, check_stop
 

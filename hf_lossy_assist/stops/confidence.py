@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..registry import Amount, DraftLength, Share
+from ..registry.frozen import Amount, DraftLength, Share
 from .base import DraftStop, Scores, entropy
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import ClassVar
 
-from ..registry import DraftLength
+from ..registry.frozen import DraftLength
 from ..validation import LONGEST_DRAFT, check_int
 from .base import DraftStop, StopRun
 

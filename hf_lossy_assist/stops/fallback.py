@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable
 
 from transformers import PreTrainedModel
 
-from ..registry import PositiveShare, Several, Share
+from ..registry.frozen import PositiveShare, Several, Share
 from .composite_stops import CompositeStopRun, WrappingStop
 from .cost_model import PairMemory
 from .draft_switch import DraftSwitch, Remembered, SwitchRule

@@ -9,7 +9,7 @@ import torch
 
 from ..artifacts.features import FeatureSpec
 from ..artifacts.head import Head
-from ..registry import DraftLength, Share
+from ..registry.frozen import DraftLength, Share
 from .base import DraftStop, Scores, StopRun
 
 

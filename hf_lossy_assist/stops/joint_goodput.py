@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from ..registry import Amount, DraftLength, Factor, Positive
+from ..registry.frozen import Amount, DraftLength, Factor, Positive
 from ..tensors import on_device
 from ..validation import check_number
 from .base import DraftStop, Scores, StopRun, entropy

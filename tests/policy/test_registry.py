@@ -13,6 +13,7 @@ from support.refusals import refused
 import hf_lossy_assist as hla
 from hf_lossy_assist import registry
 from hf_lossy_assist.registry import register_rule, register_stop
+from hf_lossy_assist.registry.frozen import Count, Share
 from hf_lossy_assist.rules import RULES
 
 
@@ -139,9 +140,9 @@ def test_a_class_registers_by_its_keywords():
     """As a frozen dataclass, whose fields are checked by their annotations."""
 
     class Quarter(Half, name="quarter", neutral={"share": 1.1}, ladder=("share", (0.75, 0.5, 0.25))):
-        share: registry.Share
+        share: Share
         form: Literal["a", "b"] = "a"
-        at_most: registry.Count | None = None
+        at_most: Count | None = None
         strictly: bool = False
 
     try:

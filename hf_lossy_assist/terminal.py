@@ -3,7 +3,6 @@
 Everything that this package prints goes through this module (checked by `tests/cli/test_terminal.py`).
 """
 
-import errno
 import json
 import math
 import sys
@@ -24,19 +23,7 @@ LONGEST = 1000  # characters of a warning, which may quote texts of any length
 
 def show(*texts: object, file: TextIO | None = None) -> None:
     """Print text of any content, and flush it, so that a reader of a pipe gets it at once."""
-    with _naming(file):
-        print(visible(" ".join(map(str, texts))), file=file, flush=True)
-
-
-@contextmanager
-def _naming(file: TextIO | None) -> Iterator[None]:
-    """Name the output in the error of a full disk."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno != errno.ENOSPC or error.filename is not None:
-            raise
-        raise OSError(error.errno, error.strerror, getattr(file or sys.stdout, "name", "<stdout>")) from None
+    print(visible(" ".join(map(str, texts))), file=file, flush=True)
 
 
 def show_json(value: Any, **settings: Any) -> None:
@@ -45,8 +32,7 @@ def show_json(value: Any, **settings: Any) -> None:
     Infinity and NaN, which JSON does not have, are written as texts.
     """
     text = json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, **settings)
-    with _naming(None):
-        print(UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text), flush=True)
+    print(UNSEEN.sub(lambda match: f"\\u{ord(match[0]):04x}", text), flush=True)
 
 
 def _finite(value: object) -> Any:

@@ -4,21 +4,20 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from ..setting_fields import Setting, read_setting
 from ..validation import (
     DEMO,
     EXIT,
     MOST,
+    MOST_FACTOR,
     MOST_NEW_TOKENS,
     MOST_ROWS,
     SUFFIX,
     check_int,
-    check_number,
-    check_positive,
-    one_line,
     shown,
 )
 
@@ -45,12 +44,12 @@ Shots = Annotated[int, "worked examples before each problem of gsm8k (0 to 8)"]
 Chat = Annotated[bool, "--chat", "apply the tokenizer's chat template to each prompt"]
 DType = Annotated[str, "float32, bfloat16, float16, auto (the files'), or int8 (weights in int8, on the CPU)"]
 Device = Annotated[str, "cpu, cuda, cuda:1, …; auto takes cuda where there is one"]
-Temperature = Annotated[float, "sampling temperature"]
+Temperature = Annotated[float, (0.0, MOST_FACTOR), "sampling temperature"]
 TopK = Annotated[int, (0, MOST), "sample from the k likeliest tokens; 0 for all tokens"]
-TopP = Annotated[float, "sample from the likeliest tokens of this total probability; 1 for all tokens"]
+TopP = Annotated[float, (0.0, 1.0), "sample from the likeliest tokens of this total probability; 1 for all tokens"]
 Seed = Annotated[int, (0, MOST), "random seed, of sampling and of the demo problems"]
-FitSeed = Annotated[int, "random seed, of the held-out split and of training"]
-Width = Annotated[int | None, "hidden units of an mlp (default: 64)"]
+FitSeed = Annotated[int, (0, MOST), "random seed, of the held-out split and of training"]
+Width = Annotated[int, (1, MOST), "hidden units of an mlp"]
 BatchSize = Annotated[int, (1, MOST_ROWS), "prompts at a time"]
 NewTokens = Annotated[int, (2, MOST_NEW_TOKENS), "most new tokens of each text"]
 Timeout = Annotated[
@@ -124,12 +123,6 @@ class SamplingOptions:
         if not self.do_sample and (self.temperature, self.top_k, self.top_p) != (1.0, 0, 1.0):
             raise ValueError("--temperature, --top-k and --top-p are for --do-sample: pass it, or leave them out")
 
-    def check_ranges(self, hint: str = "") -> None:
-        """Refuse values that `generate` would refuse as well. hint: what to do about an invalid --top-p."""
-        check_positive("--top-p", self.top_p, 1.0, hint=hint)
-        check_positive("--temperature", self.temperature)
-        self.check()
-
 
 @dataclass(frozen=True, kw_only=True)
 class LoadOptions:
@@ -157,51 +150,45 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     A parameter's default, an instance of the dataclass, gives its fields' defaults. Numbers outside their bounds are refused.
     """
     groups: dict[str, Any] = {}
-    options: list[tuple[str, object, object]] = []  # name, annotation, default
-    checks: dict[str, Callable[[object], None]] = {}
+    settings: dict[str, tuple[Setting, object]] = {}  # with the default
     hints = get_type_hints(function, include_extras=True)
     for name, parameter in inspect.signature(function).parameters.items():
         if not is_dataclass(hints[name]):
-            options.append((name, _as_option(name, hints[name], checks), parameter.default))
+            settings[name] = read_setting(hints[name]), parameter.default
             continue
         group = groups[name] = hints[name]
         defaults = group() if parameter.default is parameter.empty else parameter.default
-        each = get_type_hints(group, include_extras=True)
-        options += [
-            (f.name, _as_option(f.name, each[f.name], checks), getattr(defaults, f.name)) for f in fields(group)
-        ]
+        types = get_type_hints(group, include_extras=True)
+        settings |= {f.name: (read_setting(types[f.name]), getattr(defaults, f.name)) for f in fields(group)}
 
     def run(**given: object) -> None:
         bound = signature.bind(**given)
         bound.apply_defaults()
         values = bound.arguments
-        for name, check in checks.items():
-            if values[name] is not None:
-                check(values[name])
+        for name, (setting, _) in settings.items():
+            setting.check(f"--{name.replace('_', '-')}", values[name])
         grouped = {
             name: group(**{f.name: values.pop(f.name) for f in fields(group)}) for name, group in groups.items()
         }
         function(**values, **grouped)
 
     keyword = inspect.Parameter.KEYWORD_ONLY
-    signature = inspect.Signature([inspect.Parameter(n, keyword, default=d, annotation=a) for n, a, d in options])
-    run.__signature__, run.__annotations__ = signature, {n: a for n, a, _ in options}  # type: ignore[attr-defined]
+    types = {name: _as_option(setting) for name, (setting, _) in settings.items()}
+    signature = inspect.Signature(
+        [inspect.Parameter(name, keyword, default=settings[name][1], annotation=types[name]) for name in settings]
+    )
+    run.__signature__, run.__annotations__ = signature, types  # type: ignore[attr-defined]
     run.__name__, run.__doc__, run.__module__ = function.__name__, function.__doc__, function.__module__
     return run
 
 
-def _as_option(name: str, annotation: object, checks: dict[str, Callable[[object], None]]) -> object:
-    """Return Typer's form of an annotation; add the check of its bounds to `checks`."""
-    if get_origin(annotation) is not Annotated:
-        return annotation
-    kind, *texts = get_args(annotation)
-    if not isinstance(texts[-1], str):  # Typer's form already
-        return annotation
-    if isinstance(texts[0], tuple):
-        low, high = texts.pop(0)
-        check = check_int if int in (kind, *get_args(kind)) else check_number
-        checks[name] = lambda value: check(f"--{name.replace('_', '-')}", value, low, high)
-    return Annotated[kind, typer.Option(*texts[:-1], help=texts[-1])]
+def _as_option(setting: Setting) -> object:
+    """Return Typer's form of a setting; one without a help has it already."""
+    if not setting.texts:
+        return setting.kind
+    if not isinstance(setting.texts[-1], str):
+        return Annotated[setting.kind, setting.texts[-1]]
+    return Annotated[setting.kind, typer.Option(*map(str, setting.texts[:-1]), help=setting.texts[-1])]
 
 
 def check_prompts(prompts: str, model: str | None) -> None:
@@ -221,12 +208,3 @@ def read_batch_sizes(text: str) -> list[int]:
     for size in sizes:
         check_int("--batch-size", size, 1, MOST_ROWS)
     return sizes
-
-
-def read_width(head: str, width: int | None) -> dict[str, Any]:
-    """Return `--width` as a setting, if it was given; refuse it for a head without hidden units."""
-    if width is not None and head != "mlp":
-        raise ValueError(
-            f"--width is for --head mlp, and this head is {one_line(head)}: leave it out, or pass --head mlp"
-        )
-    return {} if width is None else {"width": width}

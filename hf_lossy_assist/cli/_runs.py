@@ -1,9 +1,7 @@
 """How runs start, resume and end: problems, a run's record, the progress bar, the exit code, and one line on stderr for user errors."""
 
 import os
-import signal
 import sys
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
@@ -38,10 +36,9 @@ UNCOUNTED = {  # tasks of `mine` whose right answers are not counted here
 
 
 def run(app: typer.Typer) -> int:
-    """Run the command in `sys.argv`; return its exit code: 0, 2 for user errors, 130 when interrupted, 143 after SIGTERM."""
-    _signals.clear()
+    """Run the command in `sys.argv`; return its exit code: 0, 2 for user errors, 130 when interrupted."""
     try:
-        with plain_warnings(), _one_voice(), _ending(), _connections:
+        with plain_warnings(), _one_voice(), _connections:
             code = app(standalone_mode=False)  # otherwise typer draws a frame around its error messages
     except (KeyboardInterrupt, typer.Abort):
         code = 130
@@ -53,19 +50,20 @@ def run(app: typer.Typer) -> int:
         say(format_missing("this command", [module]) if module in " ".join(EXTRAS.values()).split() else str(error))
         return 2
     except Exception as error:
-        if type(error).__module__.partition(".")[0] not in HTTP_CLIENTS:
+        if type(error).__name__ == "OutOfMemoryError":  # torch's, which `--help` does not load
+            say(
+                "the device has no room for so many texts at once: a smaller --batch-size, and --resume in a job, go on"
+            )
+        elif type(error).__module__.partition(".")[0] in HTTP_CLIENTS:
+            say(f"the Hub was not reached ({unreached(error)})")
+        else:
             raise
-        say(f"the Hub was not reached ({unreached(error)})")
         return 2
-    if code == 130 and _signals:
-        say("ended by SIGTERM")
-        return 143
     if code == 130:
         say("interrupted")
     return code if isinstance(code, int) else 0
 
 
-_signals: list[int] = []  # SIGTERM, if it was received
 _connections = ExitStack()  # that end with the command
 
 
@@ -78,24 +76,6 @@ def hint_resume(out: Path) -> Iterator[None]:
         if (part := Path(f"{out}.partial")).is_dir():
             show(f"interrupted; what is done is in {part}: the same command with --resume goes on")
         raise
-
-
-@contextmanager
-def _ending() -> Iterator[None]:
-    """Make SIGTERM, from a scheduler or `timeout`, end a job as Ctrl-C does."""
-    if threading.current_thread() is not threading.main_thread():  # only the main thread receives signals
-        yield
-        return
-
-    def end(number: int, *_: object) -> None:
-        _signals.append(number)
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

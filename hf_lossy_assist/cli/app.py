@@ -3,11 +3,13 @@
 Commands refer to what loads torch by its subpackage, which imports a module on first use, so that `--help` is fast.
 """
 
+import signal
 import sys
+import threading
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 
 from .. import __version__
 from ..terminal import show
@@ -58,15 +60,6 @@ class InOrder(TyperGroup):
         return sorted(super().list_commands(ctx), key=list(COMMANDS).index)
 
 
-class OneDecoding(TyperCommand):
-    """Refuses `--do-sample` together with `--greedy`, of which the last would win."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if {"--do-sample", "--greedy"} <= set(args):
-            raise ValueError("--do-sample and --greedy contradict each other: pass one of them")
-        return super().parse_args(ctx, args)
-
-
 app = typer.Typer(
     cls=InOrder,
     pretty_exceptions_enable=False,
@@ -110,9 +103,11 @@ app.add_typer(fit_app, name="fit")
 for group, commands in ((app, COMMANDS), (fit_app, FITS)):
     for name, function in commands.items():
         if function is not None:
-            group.command(name, cls=OneDecoding)(function)
+            group.command(name)(function)
 
 
 def main() -> None:
-    """Run the command; user errors are printed as one line on stderr, with exit code 2."""
+    """Run the command; user errors are printed as one line on stderr, with exit code 2. SIGTERM ends it as Ctrl-C does."""
+    if threading.current_thread() is threading.main_thread():  # only the main thread receives signals
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(_runs.run(app))

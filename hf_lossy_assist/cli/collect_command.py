@@ -80,10 +80,9 @@ def collect_command(
             raise ValueError(f"{name}: the target alone answers for eagle3: leave it out")
     max_new_tokens = NEW_TOKENS.get(method, 64) if max_new_tokens is None else max_new_tokens
     do_sample = for_head if do_sample is None else do_sample
-    if lam is not None and not for_head:
-        raise ValueError("--lambda is for heads, not for eagle3: leave it out")
-    if mix is not None and method != "specdec":
-        raise ValueError(f"--mix is for --for specdec, not {method}: leave it out")
+    for option, value, takers in (("--lambda", lam, METHODS[:2]), ("--mix", mix, METHODS[1:2])):
+        if value is not None and method not in takers:
+            raise ValueError(f"{option} is for --for {' and '.join(takers)}, not {method}: leave it out")
     decoding = {"do_sample": do_sample, "temperature": temperature, "top_k": top_k, "top_p": top_p}
     _options.SamplingOptions(do_sample=do_sample, temperature=temperature, top_k=top_k, top_p=top_p).check()
     _options.check_prompts(prompts, models.model)

@@ -60,16 +60,14 @@ def compare_command(
     """
     require("this command", "scipy")
     sizes = _options.read_batch_sizes(batch_size)
-    sampling.check_ranges()
+    sampling.check()
     _runs.check_out(out, running.resume)
     from ..models.introspection import dtype_of
 
     decoding = evaluation.writer.DecodingSettings(max_new_tokens=max_new_tokens, **asdict(sampling))
     chosen = _read_policies(policies, gamma, models.demo)
     if compile_rounds and models.drafter is not None:
-        raise ValueError(
-            "--compile: rounds that read the target's hidden states are not compiled: leave it out beside --drafter"
-        )
+        raise ValueError("--compile: rounds on the target's hidden states are not compiled: leave it or --drafter out")
     questions, problems, scoring, source = _runs.read_problems(
         prompts, task, data, models.model, limit, sampling.seed, shots
     )

@@ -1,8 +1,6 @@
 """`hf-lossy fit`: train SPRINTER's verifier, AutoJudge's classifier, SpecDec++'s head or an EAGLE-3 or DSpark drafter on collected data."""
 
 import json
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +8,7 @@ import typer
 
 from .. import methods, training
 from ..artifacts.files import check_new
+from ..methods.drafter_settings import DrafterFitSettings, DSparkFitSettings
 from ..terminal import console, show, table
 from ..validation import require
 from . import _options
@@ -37,7 +36,7 @@ def fit_sprinter_command(
         list[float] | None, "--lambda", "λ to try; repeatable; the head for the dataset's own λ is saved"
     ] = None,
     head: Annotated[str, "shape of the head: linear or mlp"] = "linear",
-    width: _options.Width = None,
+    width: _options.Width = 64,
     balance: Annotated[bool, "weight both labels equally in the loss"] = True,
     seed: _options.FitSeed = 0,
 ) -> None:
@@ -49,9 +48,7 @@ def fit_sprinter_command(
     """
     require("this command", "datasets", "sklearn", "matplotlib", "jinja2")
 
-    settings = training.head_training.HeadFitSettings(
-        kind=head, balance=balance, seed=seed, **_options.read_width(head, width)
-    )
+    settings = training.head_training.HeadFitSettings(kind=head, width=width, balance=balance, seed=seed)
     fitted, reports = methods.sprinter.fit.fit_sprinter(data, out, lam or (), settings)
     kinds = reports[0].auroc_by_kind
     figures = table("λ", "AUROC", *kinds, "Brier", "acceptable", "η_TP", "η_FP")
@@ -81,7 +78,7 @@ def fit_specdec_command(
     data: Annotated[Path, typer.Argument(help="folder that `hf-lossy collect --for specdec` wrote")],
     out: _options.Out,
     head: Annotated[str, "shape of the head: linear or mlp"] = "mlp",
-    width: _options.Width = None,
+    width: _options.Width = 64,
     weight: Annotated[float, (1e-3, 1e3), "weight of a rejection in the loss; an acceptance weighs 1"] = 6.0,
     calibrated: Annotated[bool, "shift the intercept by log(weight), so that outputs are probabilities"] = True,
     seed: _options.FitSeed = 0,
@@ -94,7 +91,7 @@ def fit_specdec_command(
     """
     require("this command", "datasets", "sklearn", "matplotlib", "jinja2")
 
-    settings = training.head_training.HeadFitSettings(kind=head, seed=seed, **_options.read_width(head, width))
+    settings = training.head_training.HeadFitSettings(kind=head, width=width, seed=seed)
     fitted, report = methods.sprinter.specdec_fit.fit_specdec(
         data, out, settings, weight=weight, calibrated=calibrated
     )
@@ -179,30 +176,13 @@ def fit_autojudge_command(
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class DrafterOptions:
-    """Settings for training a drafter: the fields of `DrafterFitSettings`."""
-
-    vocabulary: Annotated[int | None, "tokens that it can propose: the target's most frequent (default: all)"] = None
-    layers: Annotated[int, "decoder layers"] = 1
-    intermediate_size: Annotated[int | None, "width of its MLP (default: the target's)"] = None
-    steps: Annotated[int, "tokens of the drafts that it is trained on"] = 5
-    epochs: Annotated[int, "times that all texts are read"] = 4
-    batch_size: Annotated[int, "texts a step"] = 8
-    learning_rate: Annotated[float, "the highest; it rises at first and falls to a tenth"] = 3e-4
-    longest: Annotated[int, "tokens of a text that are used"] = 1024
-    held_out: Annotated[float, "share of the texts that the figures are made on"] = 0.05
-    save_every: Annotated[int, "steps between two checkpoints"] = 100
-    seed: _options.FitSeed = 0
-
-
 @_options.command
 def fit_eagle3_command(
     *,
     data: CollectedStates,
     out: _options.Out,
     model: _options.Model = None,
-    settings: DrafterOptions,
+    settings: DrafterFitSettings,
     running: _options.RunOptions,
     dtype: _options.DType = "float32",
     device: _options.Device = "auto",
@@ -217,10 +197,9 @@ def fit_eagle3_command(
 
       hf-lossy fit eagle3 texts --model M --vocabulary 16000 --intermediate-size 4096 --out drafter
     """
-    target = _prepare(data, out, model, running, dtype, device)
-    made = methods.eagle3.initialise.DrafterFitSettings(**asdict(settings))
+    target = _load_target(out, model, running, dtype, device)
     with hint_resume(out):
-        _, report = methods.eagle3.fit.fit_eagle3(target(), data, out, made, resume=running.resume)
+        _, report = methods.eagle3.fit.fit_eagle3(target, data, out, settings, resume=running.resume)
     _show_report(report, out, settings.steps)
 
 
@@ -230,9 +209,7 @@ def fit_dspark_command(
     data: CollectedStates,
     out: _options.Out,
     model: _options.Model = None,
-    settings: DrafterOptions,
-    rank: Annotated[int, "width of the Markov head"] = 256,
-    markov: Annotated[str, "its kind: vanilla, gated or rnn"] = "vanilla",
+    settings: DSparkFitSettings,
     running: _options.RunOptions,
     dtype: _options.DType = "float32",
     device: _options.Device = "auto",
@@ -243,20 +220,17 @@ def fit_dspark_command(
 
       hf-lossy fit dspark texts --out drafter --steps 7
     """
-    target = _prepare(data, out, model, running, dtype, device)
-    made = methods.eagle3.dspark_fit.DSparkFitSettings(**asdict(settings), rank=rank, markov=markov)
+    target = _load_target(out, model, running, dtype, device)
     with hint_resume(out):
-        _, report = methods.eagle3.dspark_fit.fit_dspark(target(), data, out, made, resume=running.resume)
+        _, report = methods.eagle3.dspark_fit.fit_dspark(target, data, out, settings, resume=running.resume)
     _show_report(report, out, settings.steps)
 
 
-def _prepare(
-    data: Path, out: Path, model: str | None, running: _options.RunOptions, dtype: str, device: str
-) -> Callable[[], Any]:
-    """Begin the training of a drafter; return a function that loads its target, for after the settings are checked."""
+def _load_target(out: Path, model: str | None, running: _options.RunOptions, dtype: str, device: str) -> Any:
+    """Load the target of a drafter that can be trained into `out`."""
     require("this command", "accelerate", "jinja2")
     check_out(out, running.resume)
-    return lambda: load_alone(model, _options.LoadOptions(dtype=dtype, device=device))[0]
+    return load_alone(model, _options.LoadOptions(dtype=dtype, device=device))[0]
 
 
 def _show_report(report: "DrafterReport | None", out: Path, steps: int) -> None:

@@ -65,7 +65,7 @@ def generate_command(
 
       hf-lossy generate --model M --assistant D --policy svip --prompts questions.jsonl --ray auto --out texts
     """
-    sampling.check_ranges(": leave --do-sample out for greedy decoding")
+    sampling.check()
     alone = policy == _options.TARGET
     by_call = stream or alone or compile_rounds  # not by continuous batching
     if stream and (as_json or batch_size > 1):

@@ -2,8 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -69,19 +68,13 @@ def mine_command(
     """
     require("this command", "accelerate", "datasets", "jinja2")
     check_out(out, running.resume)
-    if (target_url is None) != (target_model is None):
-        raise ValueError("--target-url and --target-model belong together")
-    remote = target_url is not None
+    remote = target_url is not None or target_model is not None
     _check_models(models, task, remote)
     if ray is not None and (remote or judge_url is not None):
         raise ValueError(
             "--ray is for models that its workers load, and --target-url and --judge-url name a server: leave one out"
         )
 
-    if task not in tasks.load.JUDGED and (judge_url is not None or judge_model is not None):
-        raise ValueError(
-            f"--judge-url and --judge-model are for --task {', '.join(tasks.load.JUDGED)}, not {task}: leave them out"
-        )
     sampling.check()
     settings = methods.autojudge.mining_loop.MineSettings(
         max_new_tokens=NEW_TOKENS.get(task, 512) if max_new_tokens is None else max_new_tokens,
@@ -113,7 +106,7 @@ def mine_command(
             target = opened.enter_context(_models.open_endpoint("target", target_url, target_model, timeout))
         wrap = (lambda text: _models.with_template(tokenizer, [text])[0]) if chat else str
         source = _models.name_demo_source(sampling.seed) if task == _options.DEMO else (data or Path(task)).name
-        with hint_resume(out), _in_memory():
+        with hint_resume(out):
             methods.autojudge.mine.mine(
                 target, draft, tokenizer, chosen, problems, out, settings,
                 batch_size=batch_size, workers=workers, resume=running.resume, wrap=wrap, source=source,
@@ -126,12 +119,8 @@ def mine_command(
 
 def _check_models(models: _options.ModelOptions, task: str, remote: bool) -> None:
     """Refuse models that do not match each other or the task. remote: a server runs the target."""
-    if remote and models.model is not None:
-        raise ValueError("--model and --target-url are two targets: pass one of them (--assistant is the draft)")
-    if remote and models.drafter is not None:
-        raise ValueError(
-            "--drafter reads the target's hidden states, which no server gives: pass --model, or --assistant"
-        )
+    if remote and (models.model is not None or models.drafter is not None):
+        raise ValueError("--target-url is the target, whose states no server gives: leave --model and --drafter out")
     if not remote:
         models.check_learnable()
     elif models.assistant is None and task != _options.DEMO:
@@ -150,19 +139,6 @@ def _load(
         return _models.load_models(models, options)
     draft, tokenizer = _models.load_alone(models.assistant, options)
     return None, draft, tokenizer
-
-
-@contextmanager
-def _in_memory() -> Iterator[None]:
-    """Replace an out-of-memory error by a line that says what to do."""
-    from torch import OutOfMemoryError
-
-    try:
-        yield
-    except OutOfMemoryError:
-        raise ValueError(
-            "the device has no room for so many problems at once: a smaller --batch-size and --resume go on"
-        ) from None
 
 
 def _refuse_empty(out: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 from .. import artifacts, methods
 from ..artifacts.files import check_new
 from ..terminal import console, show, table
-from ..validation import MOST, MOST_NEW_TOKENS, MOST_ROWS, check_int, require
+from ..validation import MOST, MOST_NEW_TOKENS, MOST_ROWS, require
 from . import _models, _options
 from ._runs import hint_resume
 
@@ -25,7 +25,7 @@ def profile_command(
     prompts: _options.Prompts = _options.DEMO,
     limit: Annotated[int | None, (1, MOST), "most prompts to use (default: all; 512 of the demo)"] = None,
     gamma: Annotated[list[int] | None, "draft length to profile; repeatable (default: 5 and 7)"] = None,
-    max_new_tokens: Annotated[int, "new tokens of each prompt"] = 64,
+    max_new_tokens: Annotated[int, (4, MOST_NEW_TOKENS), "new tokens of each prompt"] = 64,
     batch_size: Annotated[str, "prompts at a time while rounds are timed; several with commas: 1,8"] = "1,4,16,32,64",
     sample_batch_size: Annotated[int, (1, MOST_ROWS), "prompts at a time while samples are taken"] = 16,
     rounds: Annotated[int, "rounds timed for each number of verified tokens"] = 8,
@@ -56,9 +56,6 @@ def profile_command(
     check_new(out, "profile again")  # before models are loaded
 
     lengths = tuple(gamma or methods.sv.profiled_runner.ProfileSettings.gamma)
-    for length in lengths:
-        check_int("--gamma", length, 1, artifacts.sv_profile.LONGEST_PROFILED)
-    check_int("--max-new-tokens", max_new_tokens, 2 * max(lengths) + 2, MOST_NEW_TOKENS)  # two rounds
     settings = methods.sv.profiled_runner.ProfileSettings(
         gamma=lengths,
         new_tokens=max_new_tokens,

@@ -49,7 +49,7 @@ def tune_command(
       hf-lossy tune --model M --assistant D --task gsm8k --data test.jsonl --chat --max-loss 0.02 --out tuned
     """
     require("this command", "scipy", "jinja2")
-    sampling.check_ranges()
+    sampling.check()
     _runs.check_out(out, running.resume)
     decoding = evaluation.writer.DecodingSettings(max_new_tokens=max_new_tokens, **asdict(sampling))
     space = evaluation.tuning.parse_search_space(policy.parse.split_policies(policies))

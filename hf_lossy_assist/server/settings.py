@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, get_args, get_type_hints
+from typing import Annotated
 
-from ..validation import MOST, MOST_NEW_TOKENS, MOST_ROWS, check_int, check_number
+from ..setting_fields import check_bounds
+from ..validation import MOST, MOST_NEW_TOKENS, MOST_ROWS
 
 
 KEY = "HF_LOSSY_API_KEY"  # an environment variable
@@ -30,12 +31,7 @@ class ServerSettings:
     grace: Annotated[float, (0, 86_400), "seconds to finish running requests at shutdown, e.g. 120"] = 30
 
     def __post_init__(self) -> None:
-        for name, hint in get_type_hints(type(self), include_extras=True).items():
-            kind, bounds, *_ = (*get_args(hint), None, None)
-            value = getattr(self, name)
-            if isinstance(bounds, tuple) and value is not None:
-                check = check_int if int in (kind, *get_args(kind)) else check_number
-                check(name, value, *bounds)
+        check_bounds(self)
         key = self.api_key
         if key is not None and not (key and key.isascii() and key.isprintable() and key == key.strip()):
             raise ValueError(

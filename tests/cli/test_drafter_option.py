@@ -40,9 +40,7 @@ def test_sprinter_from_collecting_to_comparing(hf_lossy, tmp_path):
         "generate", *WITH, "--policy", f"sprinter:head={head}", "--limit", 1, "--max-new-tokens", 8, "--json"
     )
     assert wrote.json["drafter"] == "demo" and wrote.json["assistant"] is None
-    assert (
-        "trained for the draft" in hf_lossy("generate", "--policy", "sprinter", *WITH).line
-    )  # the draft model's head
+    assert "made for the draft" in hf_lossy("generate", "--policy", "sprinter", *WITH).line  # the draft model's head
 
 
 @pytest.mark.nightly
@@ -95,7 +93,7 @@ REFUSED = {
     "the demo's for another": (("generate", "--drafter", "demo", "--model", demo.FOLDER / "draft", "--prompt", "a"), "another target's"),
     "beside a draft": (("compare", "--drafter", "composite", "--no-static"), "drafts beside a draft model: it is for hf-lossy generate and serve"),
     "another kind": (("collect", "--for", "eagle3", "--drafter", "demo", "--out", "x"), "--drafter: the target alone answers"),
-    "a server": (("mine", "--drafter", "demo", "--out", "x", "--target-url", "http://127.0.0.1:9/v1", "--target-model", "t"), "no server gives"),
+    "a server": (("mine", "--drafter", "demo", "--out", "x", "--target-url", "http://127.0.0.1:9/v1", "--target-model", "t"), "leave --model and --drafter out"),
     "compiled": (("compare", "--drafter", "demo", "--compile"), "are not compiled"),
     "a companion of it": (("profile", "--drafter", "demo", "--companion", "int8", "--out", "x", "--limit", "2"), "is the draft model in int8"),
 }  # fmt: skip
@@ -112,7 +110,7 @@ def test_a_head_of_another_drafter_is_refused(hf_lossy, tmp_path):
     folder = demo.FOLDER / "eagle3_drafter"
     head = f"specdec:head={demo.FOLDER / 'specdec_head'}"
     wrong = hf_lossy("generate", "--policy", head, "--drafter", folder, "--limit", 1)
-    assert "trained for the draft" in wrong.line
+    assert "made for the draft" in wrong.line
     target = ("--model", demo.FOLDER / "draft", "--prompts", prompts_file(tmp_path))
     assert "another target's" in hf_lossy("compare", *target, "--drafter", folder, "--no-static").line
 

@@ -172,8 +172,7 @@ ARGUMENTS = {  # what each command needs, and what an option needs beside it
 SERVER = ["--target-url", "http://127.0.0.1:9/v1", "--target-model", "x"]
 BESIDE = {
     "collect --mix": ["--for", "specdec"], "mine --timeout": SERVER,
-    "mine --shots": ["--task", "gsm8k", "--data", "DATA"], "fit specdec --width": ["--head", "mlp"],
-    "fit sprinter --width": ["--head", "mlp"],
+    "mine --shots": ["--task", "gsm8k", "--data", "DATA"],
 } | {f"{command} {option}": ["--do-sample"] for command in ("generate", "mine", "compare", "tune") for option in ("--temperature", "--top-k", "--top-p")}  # fmt: skip
 
 

@@ -227,7 +227,6 @@ def test_a_run_that_goes_on_says_what_was_left_out_before():
         (("--task", "demo", "--prompts", "x.jsonl"), "two sources"),
         (("--prompts", "none.jsonl"), "there is no file 'none.jsonl'"),
         (("--prompts", "."), "there is no file '.' (it is a folder)"),
-        (("--do-sample", "--greedy"), "--do-sample and --greedy contradict each other: pass one of them"),
         (("--model", "x", "--task", "demo"), "--task demo is for the demo models"),
         (("--temperature", "0.5"), "--do-sample"),
         (("--assistant", "x", "--assistant", "suffix"), "expected both"),

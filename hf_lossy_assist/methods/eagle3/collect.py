@@ -22,10 +22,10 @@ from ...training.jobs import SamplingSettings, continue_prompts, describe_run, r
 from ...training.processes import Models, Processes
 from ...training.run_folder import RunFolder, Tell, name_units, name_unreadable, open_dataset
 from ...validation import MOST_NEW_TOKENS, MOST_ROWS, check_int, shown
+from ..drafter_settings import LIKELY
 
 
 RECORD, SHARDS = "eagle3.json", "safetensors"
-LIKELY = 32  # likeliest tokens at each position whose probabilities a drafter learns
 FORMER = ("states", "likely")  # settings of earlier versions, whose data held the target's states
 
 

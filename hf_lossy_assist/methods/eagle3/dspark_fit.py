@@ -6,43 +6,23 @@ p was collected. The network begins with the target's head and the states of the
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
 import torch
 from transformers import PreTrainedModel, Qwen3Config
 
-from ...drafters.networks.corrected_networks import MARKOV_HEADS, DSparkConfig, DSparkNetwork
+from ...drafters.networks.corrected_networks import DSparkConfig, DSparkNetwork
 from ...drafters.trained import DSparkDrafter
 from ...models.row_cache import RowCache
-from ...validation import check_int, shown
+from ..drafter_settings import DSparkFitSettings
 from .collect import TextBatch, TextDataset
 from .fit import Drafter, DrafterReport, Training, fit_drafter
-from .initialise import DrafterFitSettings, count_tokens, find_most_frequent, layer_sizes, start_as_target
+from .initialise import count_tokens, find_most_frequent, layer_sizes, start_as_target
 from .unrolled_loss import ChainStep, Wanted
 
 
 BLOCKS = 128  # blocks of a forward: each of their tokens attends to the text, and the mask is as wide as all of them
-
-
-@dataclass(frozen=True)
-class DSparkFitSettings(DrafterFitSettings):
-    """Settings for creating and training a drafter; `steps` is the tokens of a block.
-
-    Args:
-        rank, markov: of the Markov head, see `DSparkConfig`. The others: see `DrafterFitSettings`.
-    """
-
-    rank: int = 256
-    markov: str = "vanilla"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_int("steps", self.steps, 2, 16)
-        check_int("rank", self.rank, 1, 2**13)
-        if self.markov not in MARKOV_HEADS:
-            raise ValueError(f"markov: expected one of {', '.join(MARKOV_HEADS)}, got {shown(self.markov)}")
 
 
 DEFAULTS = DSparkFitSettings()

@@ -25,8 +25,9 @@ from ...stats.intervals import Estimate, rate
 from ...terminal import Bar
 from ...training.processes import Processes
 from ...training.run_folder import RunFolder
+from ..drafter_settings import DrafterFitSettings
 from .collect import TextBatch, TextDataset
-from .initialise import DrafterFitSettings, make_network
+from .initialise import make_network
 from .unrolled_loss import ChainStep, count_accepted, count_calls, unroll
 
 

@@ -5,7 +5,6 @@ which is nearly that head's input (results in docs/log.md).
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -14,56 +13,11 @@ from transformers import LlamaConfig, PretrainedConfig, PreTrainedModel
 from ...drafters.networks.corrected_networks import DSparkNetwork
 from ...drafters.networks.eagle_network import Eagle3Config, Eagle3Network
 from ...models.introspection import base_of
-from ...validation import MOST, check_int, check_number, check_positive
-from .collect import LIKELY, TextDataset
+from ..drafter_settings import DrafterFitSettings
+from .collect import TextDataset
 
 
 Network = TypeVar("Network", Eagle3Network, DSparkNetwork)
-
-
-@dataclass(frozen=True)
-class DrafterFitSettings:
-    """Settings for creating and training a drafter.
-
-    Args:
-        layers: decoder layers. vocabulary: tokens that it can propose, the target's most frequent ones; None: all.
-        intermediate_size: of its MLP; None: the target's.
-        steps: length of the chains in training.
-        epochs, batch_size (texts), learning_rate (maximum), longest (tokens used of a text).
-        held_out: share of the texts used for the figures.
-        likely: number of likeliest tokens at each position whose probabilities it learns.
-        save_every: optimizer steps between two checkpoints.
-    """
-
-    layers: int = 1
-    vocabulary: int | None = None
-    intermediate_size: int | None = None
-    steps: int = 5
-    epochs: int = 4
-    batch_size: int = 8
-    learning_rate: float = 3e-4
-    longest: int = 1024
-    held_out: float = 0.05
-    likely: int = LIKELY
-    save_every: int = 100
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_int("layers", self.layers, 1, 16)
-        for name, low, high in (("vocabulary", 2, MOST), ("intermediate_size", 1, 2**20)):
-            if getattr(self, name) is not None:
-                check_int(name, getattr(self, name), low, high)
-        check_int("steps", self.steps, 1, 16)
-        for name in ("epochs", "batch_size", "save_every"):
-            check_int(name, getattr(self, name), 1)
-        check_int("longest", self.longest, 4)
-        check_int("likely", self.likely, 1, 1024)
-        check_int("seed", self.seed, 0)
-        check_positive("learning_rate", self.learning_rate, 1.0)
-        check_number("held_out", self.held_out, 0.01, 0.5)
-
-
-DEFAULTS = DrafterFitSettings()
 
 
 def make_network(target: PreTrainedModel, texts: TextDataset, settings: DrafterFitSettings) -> Eagle3Network:

@@ -30,7 +30,10 @@ def test_collect_fit_generate(hf_lossy, tmp_path):
             ["collect", "--for", "eagle3", "--assistant", "D", "--out", "{tmp}/x"],
             "--assistant: the target alone answers",
         ),
-        (["collect", "--for", "eagle3", "--lambda", "1.2", "--out", "{tmp}/x"], "--lambda is for heads"),
+        (
+            ["collect", "--for", "eagle3", "--lambda", "1.2", "--out", "{tmp}/x"],
+            "--lambda is for --for sprinter and specdec",
+        ),
         (["collect", "--for", "eagle3", "--mix", "0.1", "--out", "{tmp}/x"], "--mix is for --for specdec"),
         (["fit", "eagle3", "{tmp}", "--out", "{tmp}/x"], "is no dataset of hf-lossy collect --for eagle3"),
         (["generate", "--drafter", "{tmp}/nothing"], "is neither a folder here nor"),

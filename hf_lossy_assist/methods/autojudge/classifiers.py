@@ -15,7 +15,7 @@ from ...artifacts.features import POSITIONS
 from ...artifacts.head import Head, LinearHead
 from ...artifacts.head_config import HeadConfig
 from ...training.head_quality import FEWEST
-from ...validation import check_int, check_number, check_positive, shown
+from ...validation import check_int, check_number, shown
 
 
 if TYPE_CHECKING:
@@ -57,10 +57,6 @@ class JudgeSettings:
             raise ValueError("--folds: one fold leaves nothing to train on; pass 2 or more, or 0 for one split")
         check_int("--seed", self.seed, 0)
         check_int("max_iter", self.max_iter, 1)
-        if not isinstance(self.grid, list | tuple) or not self.grid:
-            raise ValueError(f"grid: expected one or more numbers above 0, got {shown(self.grid)}")
-        for c in self.grid:
-            check_positive("grid", c)
 
 
 PAPER = JudgeSettings()

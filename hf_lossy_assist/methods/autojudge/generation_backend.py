@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -39,20 +39,6 @@ class Continuation(NamedTuple):
     number: int
     tokens: list[int]
     retokenised: bool = False
-
-
-class Backend(Protocol):
-    """Interface that writes continuations for several searches at once, one for each at a time."""
-
-    def start(self, number: int, prompt: list[int], prefix: list[int], budget: int) -> None:
-        """Start to continue the response `prefix` to `prompt` by up to `budget` tokens."""
-
-    def step(self) -> list[Continuation]:
-        """Continue until something may be ready; return the finished continuations."""
-
-    @property
-    def busy(self) -> bool:
-        """True while any continuation is under way."""
 
 
 class GumbelNoise(LogitsProcessor):
@@ -194,21 +180,24 @@ class LocalBackend:
 
     @property
     def busy(self) -> bool:
+        """Whether any continuation is under way."""
         return bool(self.waiting) or self.scheduler.going > 0
 
     def start(self, number: int, prompt: list[int], prefix: list[int], budget: int) -> None:
+        """Start to continue the response `prefix` of search `number` to `prompt` by up to `budget` tokens."""
         ends = ResponseEnds(self.over, len(prompt))
         request = self.preparation.request(number, prompt + prefix, max_new_tokens=budget, stopping_criteria=[ends])
         self.waiting.append(request)
 
     def step(self) -> list[Continuation]:
+        """Run one round; return the finished continuations."""
         while self.waiting and self.scheduler.admit(self.waiting[0]):
             self.waiting.popleft()
         return [Continuation(result.index, result.token_ids) for result in self.scheduler.step()]
 
 
 class ServerBackend:
-    """A target behind an OpenAI-compatible server (Appendix R): sends each response's text and tokenises the reply.
+    """A target behind an OpenAI-compatible server (Appendix R), with the methods of `LocalBackend`.
 
     A text has several tokenisations, and the server does not report which one it used. If the tokens of the whole text
     begin with those sent, the rest are the new ones; otherwise the prefix keeps its tokens, the new text is tokenised

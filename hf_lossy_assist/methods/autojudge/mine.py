@@ -81,33 +81,26 @@ def mine(
     names = name_units(len(problems), "json")
     with RunFolder.opened(out, RECORD, facts, resume=resume, processes=processes) as run, name_way_on(run.part):
         todo = run.list_missing(names)
-        first = _FirstProblems(len(processes.share(todo)), settings)
+        count, first = len(processes.share(todo)), list[Mined]()
 
         def write(number: int, mined: Mined) -> None:
             write_text(run.part / names[number], json.dumps(asdict(mined)))
-            first.add(mined)
+            if len(first) < FIRST < count:
+                first.append(mined)
+                if len(first) == FIRST:
+                    _warn_of_nothing(first, settings)
 
         processes.run(work, (target, draft, tokenizer), todo, write, ("mining", "problems"), batch_size)
         processes.on_first(lambda: assemble(run, tokenizer))
     return run.out
 
 
-class _FirstProblems:
-    """Warns once, with the reason, if the first problems of a longer run had no mismatch."""
-
-    def __init__(self, count: int, settings: MineSettings):
-        self.count, self.settings = count, settings
-        self.found: list[Mined] = []
-
-    def add(self, mined: Mined) -> None:
-        if len(self.found) == FIRST or self.count <= FIRST:
-            return
-        self.found.append(mined)
-        if len(self.found) == FIRST:
-            counts = summarise(self.found, self.settings.max_new_tokens)
-            if not counts["mismatches"]:
-                why = explain_nothing({"problems": FIRST, "found": counts})
-                warnings.warn(f"the first {FIRST} problems gave no mismatch: {why}", stacklevel=5)
+def _warn_of_nothing(first: Sequence[Mined], settings: MineSettings) -> None:
+    """Warn, with the reason, if the first problems of a longer run had no mismatch."""
+    counts = summarise(first, settings.max_new_tokens)
+    if not counts["mismatches"]:
+        why = explain_nothing({"problems": FIRST, "found": counts})
+        warnings.warn(f"the first {FIRST} problems gave no mismatch: {why}", stacklevel=5)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from ...text.detokenizer import continuation, special_in
 from ...training.jobs import SamplingSettings, check_places
 from ...validation import LONGEST_DRAFT, MOST_FACTOR, MOST_NEW_TOKENS, check_flag, check_int, check_number
 from .draft_predictions import DraftPredictions, Predict, StatesPredictions
-from .generation_backend import Backend, Decoding, GumbelNoise, LocalBackend, Sampler, ServerBackend, prepare_decoding
+from .generation_backend import Decoding, GumbelNoise, LocalBackend, Sampler, ServerBackend, prepare_decoding
 from .search import Limits, Mined, Search, Work, search
 
 
@@ -155,7 +155,7 @@ def mine_problems(
 
     pool = ThreadPoolExecutor(workers, "hf-lossy-mine")  # starts no thread before it has work
     try:
-        backend: Backend
+        backend: LocalBackend | ServerBackend
         if served(target):
             backend = ServerBackend(target, tokenizer, sorted(decoding.ends), over, pool)
         else:
@@ -169,7 +169,7 @@ def mine_problems(
 class _MiningLoop:
     """Runs several searches at a time; resumes each when the value that it requested is there."""
 
-    def __init__(self, backend: Backend, pool: ThreadPoolExecutor | None, max_new_tokens: int):
+    def __init__(self, backend: LocalBackend | ServerBackend, pool: ThreadPoolExecutor | None, max_new_tokens: int):
         self.backend, self.pool, self.max_new_tokens = backend, pool, max_new_tokens
         self.running: dict[int, tuple[Mined, Search]] = {}
         self.pending: dict[Future, int] = {}

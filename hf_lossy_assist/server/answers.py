@@ -12,11 +12,10 @@ from ..artifacts.json_io import JSONObject
 from ..generation.output import Result
 from ..validation import one_line
 from .bodies import RequestError, format_event, make_error
-from .detokenize import AnswerText, TextChanged
+from .detokenize import AnswerLogprobs, AnswerText, TextChanged, TokenTexts
 from .http import wait_for_hang_up
 from .requests import ClientRequest, CompletionRequest
 from .responses import CompletionResponse, Metrics, make_usage
-from .token_logprobs import AnswerLogprobs, TokenTexts
 from .tool_calls import CallReader
 from .worker import Failure, LatestEvents, Progress
 

@@ -1,7 +1,6 @@
 """HTTP with limits: on what is read of a request, on stalled clients, and on the time for shutting down."""
 
 import asyncio
-import errno
 import hmac
 import json
 import logging
@@ -284,7 +283,6 @@ class BoundedUvicorn(uvicorn.Server):
 
     async def startup(self, sockets: Any = None) -> None:
         self.loop = asyncio.get_running_loop()
-        self.loop.set_exception_handler(_handle)
         await super().startup(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -309,13 +307,3 @@ def count_connections(requests: int) -> int:
         return most
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return most if files == resource.RLIM_INFINITY else min(most, files // 2)
-
-
-def _handle(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
-    """Log in one line that no file can be opened: asyncio retries every second, with a traceback each time."""
-    exception = context.get("exception")
-    if getattr(exception, "errno", None) in (errno.EMFILE, errno.ENFILE):
-        log.warning("a connection waits, for no more files may be opened: raise the limit (ulimit -n)")
-    elif not (isinstance(exception, ValueError) and "_start_serving" in str(context.get("handle"))):
-        # Otherwise ignore it: asyncio retries after the server has closed its socket, whose file number is then -1.
-        loop.default_exception_handler(context)

@@ -25,6 +25,7 @@ from ..policy.policy import LossyPolicy
 from ..validation import shown
 from .answers import Choice, Pending, TextFailed
 from .bodies import RequestError, RequestLimits, find_longest, format_event, make_error
+from .detokenize import TokenTexts
 from .grammars import Grammars
 from .http import (
     CLOSING_SECONDS,
@@ -41,7 +42,6 @@ from .http import (
 from .requests import read_request
 from .responses import CompletionResponse, Metrics
 from .settings import ServerSettings
-from .token_logprobs import TokenTexts
 from .worker import LatestEvents, Progress, QueueFull, Worker
 
 

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import logging
-import socket as connection
 import time
 from contextlib import ExitStack, contextmanager
 
@@ -12,7 +11,7 @@ import pytest
 from support.serving import STREAMS, connect, half_body, head, post, rest, serving, unread_replies, unread_stream
 
 from hf_lossy_assist import demo
-from hf_lossy_assist.server.http import MOST_BYTES, MOST_OTHERS, OncePerSecond, _handle, count_connections, log
+from hf_lossy_assist.server.http import MOST_BYTES, MOST_OTHERS, OncePerSecond, count_connections, log
 from hf_lossy_assist.server.worker import LatestEvents, Progress
 
 
@@ -194,23 +193,6 @@ def test_events_do_not_pile_up_for_a_client_that_does_not_read():
         return await latest.get(), await latest.get(), latest._came.is_set()
 
     assert asyncio.run(last()) == ((0, Progress([0, 1, 2])), (1, Progress([3])), False)
-
-
-def test_tries_to_accept_after_the_end_are_not_logged(caplog):
-    """asyncio's accepting, tried again after files ran out, goes on once the server has closed its socket."""
-
-    async def end():
-        loop = asyncio.get_running_loop()
-        loop.set_exception_handler(_handle)
-        socket = connection.socket()
-        socket.close()
-        for _ in range(3):
-            loop.call_soon(loop._start_serving, asyncio.Protocol, socket)
-        loop.call_soon(int, "no number")
-        await asyncio.sleep(0.01)
-
-    asyncio.run(end())
-    assert len(caplog.records) == 1 and "no number" in str(caplog.records[0].exc_info[1])
 
 
 def test_a_warning_is_logged_once_a_second():

@@ -11,8 +11,7 @@ from support.tokenizers_by_kind import KINDS, STOP, build_tokenizer, drawn, spel
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.engine.call import TokenLogprobs
-from hf_lossy_assist.server.detokenize import AnswerText
-from hf_lossy_assist.server.token_logprobs import LEAST, AnswerLogprobs, TokenTexts
+from hf_lossy_assist.server.detokenize import LEAST, AnswerLogprobs, AnswerText, TokenTexts
 
 
 CHAT = "{% for m in messages %}{{ m['content'] }}{% endfor %}<|im_end|>"

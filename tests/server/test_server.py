@@ -164,9 +164,9 @@ def test_a_stop_text_ends_an_answer_and_is_no_part_of_it(models, running):
 @pytest.mark.parametrize(
     ("given", "status", "says"),
     [
-        ({"model": "gpt-4"}, 404, "this server has 'demo'"), ({"n": 129}, 400, "n: 129 texts of 1 prompts are more than"), ({"best_of": 2}, 400, "best_of: only n"),
+        ({"model": "gpt-4"}, 404, "this server has 'demo'"),
         ({"extra_body": {"lossy_policy": "csd"}}, 400, "lossy_policy: expected one of svip, strict"), ({"max_tokens": 0}, 400, "max_tokens: Input should be greater than or equal to 1, got 0"),
-        ({"extra_body": {"typo": 1}}, 400, "'typo' is no parameter"), ({"prompt": ["a", ""]}, 400, "prompt: it is empty"), ({"prompt": [10**9]}, 400, "got token id 1000000000"),
+        ({"prompt": [10**9]}, 400, "got token id 1000000000"),
         ({"temperature": 1e-40}, 400, "expected 0, which is greedy, or a number from 0.001"), ({"extra_body": {"max_completion_tokens": 5}}, 400, "are one thing, and differ"),
         ({"prompt": "x" * 100_000}, 400, "shorten it"), ({"prompt": [5] * 300}, 400, "the prompt has 300 tokens, and with its text it may have 256: shorten it"), ({"prompt": "How many? " * 200}, 400, "shorten it"),
     ],

@@ -258,14 +258,18 @@ def read_tools(body: Body, tokenizer: PreTrainedTokenizerBase, answer: GrammarSo
 
 def _show(function: Function) -> JSONObject:
     """Return a function in the form shown to the model."""
-    parameters = NO_ARGUMENTS if function.parameters is None else function.parameters
+    parameters = _find_parameters(function)
     shown_function = {"name": function.name, "description": function.description or "", "parameters": parameters}
     return {"type": "function", "function": shown_function}
 
 
+def _find_parameters(function: Function) -> dict[str, object]:
+    return NO_ARGUMENTS if function.parameters is None else function.parameters
+
+
 def _read_parameters(function: Function) -> dict[str, object]:
     """Return the schema of a function's arguments, which form an object."""
-    name, schema = f"tools: {function.name}: parameters", function.parameters or NO_ARGUMENTS
+    name, schema = f"tools: {function.name}: parameters", _find_parameters(function)
     if schema.get("type", "object") != "object":
         raise RequestError(f'{name}: expected a JSON schema of type "object", got {shown(schema)}')
     read_json_schema(name, schema)

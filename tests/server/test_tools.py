@@ -181,6 +181,8 @@ def model(served):
     return Written(served)
 
 
+ANY_ARGUMENTS = {"type": "function", "function": {"name": "free", "parameters": {}}}
+FREE = '<tool_call>\n{"name": "free", "arguments": {"a": 1}}\n</tool_call>'
 NAMED = {"type": "function", "function": {"name": "clock"}}
 ANSWERED = [
     ("The Paris", {}, ("The Paris", [], "stop")),
@@ -192,6 +194,7 @@ ANSWERED = [
     (CALL, {"tool_choice": "none"}, (CALL, [], "stop")),
     (CALL, {"tool_choice": "required"}, (None, [PARIS], "tool_calls")),
     (TIME, {"tool_choice": NAMED}, (None, [NOW], "tool_calls")),
+    (FREE, {"tools": [ANY_ARGUMENTS]}, (None, [("free", '{"a": 1}')], "tool_calls")),
     (CALL, {"response_format": {"type": "json_object"}}, (None, [PARIS], "tool_calls")),
     ('{"a": 1}', {"response_format": {"type": "json_object"}}, ('{"a": 1}', [], "stop")),
 ]
@@ -207,11 +210,15 @@ def test_answers(model, text, more, expected, stream):
 
 def test_a_conversation_with_calls_and_answers():
     """The template is given what it is made for; what it leaves out is refused."""
-    call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
+    call = {
+        "id": "c1",
+        "type": "function",
+        "function": {"name": "weather", "arguments": '{"city": "Rome", "a": null}'},
+    }
     turns = [TURN, {"role": "assistant", "content": None, "tool_calls": [call], "refusal": None}]
     turns.append({"role": "tool", "tool_call_id": "c1", "content": "cold"})
     text = render(make_tokenizer(), turns)
-    assert '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>' in text
+    assert '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome", "a": null}}\n</tool_call>' in text
     assert text.endswith("user:<tool_response>cold</tool_response>\nassistant:")
     deaf = TEMPLATE.replace("{% for call in m.tool_calls or [] %}", "{% for call in [] %}")
     with pytest.raises(RequestError, match="leaves out a call of a tool"):

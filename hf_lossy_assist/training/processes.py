@@ -60,10 +60,6 @@ class Processes:
         from accelerate import PartialState
 
         state = PartialState(cpu=not torch.accelerator.is_available(), timeout=LONGEST_WAIT)
-        if state.num_processes != int(os.environ["WORLD_SIZE"]):
-            raise ValueError(
-                f"{os.environ['WORLD_SIZE']} processes were started, and accelerate connects {state.num_processes}: start them with torchrun"
-            )
         # A process that exits while gloo's threads still run is occasionally aborted (SIGABRT).
         atexit.unregister(_disconnect)
         atexit.register(_disconnect)

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from ..artifacts.cards import data_card
@@ -116,18 +115,11 @@ def read_dataset(path: str | Path) -> VerifierDataset:
         FeatureSpec(**facts["settings"]["features"])
         check_number("lam", facts["settings"]["lam"], 0.0, MOST_FACTOR)
         check_decoding(facts["settings"])
-        sizes = [ModelIdentity.from_dict(facts[name]).hidden_size for name in ("target", "draft")]
+        for name in ("target", "draft"):
+            ModelIdentity.from_dict(facts[name])
         data = load_rows(path)
-        kinds, data = data.features["kind"].names, data.with_format("numpy")
-        column = {name: torch.from_numpy(np.asarray(data[name][:])) for name in FIGURES}
-        column["features"] = torch.from_numpy(np.stack(data["features"][:]))
+        column = data.with_format("torch", columns=["features", *FIGURES])[:]
         for name, values in column.items():
             if not values.isfinite().all():  # a label's comparison would accept NaN
                 raise ValueError(f"{name} has values that are NaN or infinite")
-        if column["features"].shape[1] != sizes[1]:
-            raise ValueError(f"its states have {column['features'].shape[1]} numbers, and the draft's {sizes[1]}")
-    return VerifierDataset(
-        **{name: values.float() if values.is_floating_point() else values.long() for name, values in column.items()},
-        kinds=kinds,
-        facts=facts,
-    )
+        return VerifierDataset(**column, kinds=data.features["kind"].names, facts=facts)

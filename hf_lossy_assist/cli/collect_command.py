@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from .. import artifacts, drafters, methods, registry
+from .. import artifacts, drafters, methods
 from ..tasks.prompts import PromptText
 from ..terminal import show
 from ..validation import MOST, MOST_NEW_TOKENS, nearest, require
@@ -75,9 +75,8 @@ def collect_command(
     for_head = method != "eagle3"
     if for_head:
         models.check_learnable()
-    for name, given in (("--assistant", models.assistant), ("--drafter", models.drafter)):
-        if given is not None and not for_head:
-            raise ValueError(f"{name}: the target alone answers for eagle3: leave it out")
+    elif models.assistant is not None or models.drafter is not None:
+        raise ValueError("--for eagle3: the target alone answers: leave --assistant and --drafter out")
     max_new_tokens = NEW_TOKENS.get(method, 64) if max_new_tokens is None else max_new_tokens
     do_sample = for_head if do_sample is None else do_sample
     for option, value, takers in (("--lambda", lam, METHODS[:2]), ("--mix", mix, METHODS[1:2])):
@@ -87,10 +86,19 @@ def collect_command(
     _options.SamplingOptions(do_sample=do_sample, temperature=temperature, top_k=top_k, top_p=top_p).check()
     _options.check_prompts(prompts, models.model)
     texts, source = read_prompt_texts(prompts, limit, _options.DEMO_PROMPTS, seed)
-    common = decoding | {"new_tokens": max_new_tokens, "batch_size": batch_size, "seed": seed}
+    settings: Any
+    common: dict[str, Any] = decoding | {"new_tokens": max_new_tokens, "batch_size": batch_size, "seed": seed}
     if models.drafter is not None:
         common["places"] = drafters.trained.PLACES
-    settings = _make_settings(method, mix, LAMBDA if lam is None else lam, common)
+    if not for_head:
+        settings = methods.eagle3.collect.TextSettings(**common)
+    else:  # the state that is stored, and what the rows continue with, are the method's
+        if method == "specdec":
+            common |= {
+                "features": artifacts.features.FeatureSpec(position="token"),
+                "mix": MIX if mix is None else mix,
+            }
+        settings = methods.sprinter.collect_runner.CollectSettings(lam=LAMBDA if lam is None else lam, **common)
     processes = find_workers(ray, models, loading, load_models)
     target, draft, tokenizer = load_models(models, loading)
     if chat:
@@ -107,21 +115,3 @@ def collect_command(
             methods.eagle3.collect.collect(target, tokenizer, [text.prompt for text in texts], out, settings, **run)
             what = f"answers to {len(texts)} prompts"
     show(f"{out}: {what}")
-
-
-def _make_settings(method: str, mix: float | None, lam: float, common: dict[str, Any]) -> Any:
-    """Return the settings of the job, checked: `CollectSettings` for a head, `TextSettings` for an EAGLE-3 drafter."""
-    if method == "eagle3":
-        return methods.eagle3.collect.TextSettings(**common)
-    return methods.sprinter.collect_runner.CollectSettings(lam=lam, **common, **_choose_states(method, mix))
-
-
-def _choose_states(method: str, mix: float | None) -> dict[str, Any]:
-    """Return the settings in which the methods' data differ: the state that is stored, and what the rows continue with."""
-    kind = registry.find_method(method).head_kind
-    assert kind is not None and kind.position is not None, "the entries of METHODS name both"
-    return (
-        {}
-        if kind.position == "predicting"
-        else {"features": artifacts.features.FeatureSpec(position=kind.position), "mix": MIX if mix is None else mix}
-    )

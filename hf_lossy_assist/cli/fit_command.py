@@ -58,7 +58,10 @@ def fit_sprinter_command(
         aurocs = [f"{value:.3f}" for value in (r.auroc, *r.auroc_by_kind.values())]
         figures.add_row(f"{r.lam:g}", *aurocs, f"{r.brier:.4f}", f"{r.acceptable:.1%}", f"{tp:.3f}", f"{fp:.3f}")
     console().print(figures)
-    show(f"AUROC on all held-out prompts and by prefix ({', '.join(kinds)}); η at τ = 0.5\n")
+    show(
+        f"AUROC (1: all ranked right, 0.5: chance) on all held-out prompts and by prefix ({', '.join(kinds)}); Brier: squared\n"
+        "error of the probability; η_TP and η_FP: acceptable and unacceptable tokens taken for acceptable, at τ = 0.5\n"
+    )
     for r in reports:
         counts = r.evidence.counts
         each = zip(r.at(0.5), (counts["acceptable"], counts["unacceptable"]), strict=True)

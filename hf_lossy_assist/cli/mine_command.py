@@ -113,7 +113,6 @@ def mine_command(
                 processes=processes,
             )  # fmt: skip
     if int(os.environ.get("RANK", "0")) == 0:
-        _refuse_empty(out)
         show(_summarize(out))
 
 
@@ -141,26 +140,22 @@ def _load(
     return None, draft, tokenizer
 
 
-def _refuse_empty(out: Path) -> None:
-    """Remove a dataset without a mismatch, so that its name is free again. Raises: `ValueError`, one line, with the reason."""
-    facts = read_object(out / methods.autojudge.dataset.RECORD)
-    if not facts["found"]["mismatches"]:
-        shutil.rmtree(out)
-        raise ValueError(
-            f"nothing to fit a judge to was found, and nothing is written: {methods.autojudge.dataset.explain_nothing(facts)}"
-        )
-
-
 def _summarize(out: Path) -> str:
-    """Return a description of a dataset in a few lines."""
-    facts = read_object(out / methods.autojudge.dataset.RECORD)
+    """Return a description of a dataset in a few lines; remove one without a mismatch, so that its name is free again.
+
+    Raises: `ValueError`, one line, with the reason why there is none.
+    """
+    explain, facts = methods.autojudge.dataset, read_object(out / methods.autojudge.dataset.RECORD)
     found = facts["found"]
+    if not found["mismatches"]:
+        shutil.rmtree(out)
+        raise ValueError(f"nothing to fit a judge to, and nothing is written: {explain.explain_nothing(facts)}")
     share = found["important"] / max(found["mismatches"], 1)
     lines = [
         f"{out}: {found['mismatches']} mismatches of {facts['problems']} problems, {found['important']} important ({share:.1%}), "
         "with a data card"
     ]
-    lines += methods.autojudge.dataset.explain_unsearched(facts)
+    lines += explain.explain_unsearched(facts)
     for count, what in (
         (found["cut_by_mismatches"], "problems were cut off at --max-mismatches"),
         (found["retokenised"], "continuations have another spelling in tokens than the server's text suggests"),

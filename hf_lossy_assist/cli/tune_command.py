@@ -116,7 +116,9 @@ def _report(
         return
     _show_results(found)
     show(line)
-    if store is not None:
+    if store is None:
+        show("nothing is written without --out")
+    else:
         written = "" if chosen is None else "policy (LossyPolicy.from_pretrained reads it), "
         show(f"{store.out}: {written}run.json, answers.jsonl, summary.csv")
 

@@ -1,5 +1,6 @@
 """Commands without models: `policies` and `suggest` list what exists, `report` shows measurements, `push` and `pull` share folders on the Hub."""
 
+import inspect
 from pathlib import Path
 from textwrap import fill, indent
 from typing import Annotated
@@ -158,6 +159,7 @@ def _format_entry(line: CatalogEntry) -> str:
         "source": line.source,
         "in Python": f"{'hla' if module.startswith('hf_lossy_assist.') else module}.{line.class_name}",
         "tune tries": "this setting alone" if ladder is None else f"{ladder[0]} = {', '.join(map(str, ladder[1]))}",
+        "in detail": inspect.getdoc(entry.make),
     }
     return "\n".join(f"{what}: {value}" for what, value in rows.items())
 

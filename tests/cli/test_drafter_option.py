@@ -92,7 +92,7 @@ REFUSED = {
     "two drafts": (("generate", "--drafter", "demo", *DEMO, "--prompt", "a"), "leave assistant out"),
     "the demo's for another": (("generate", "--drafter", "demo", "--model", demo.FOLDER / "draft", "--prompt", "a"), "another target's"),
     "beside a draft": (("compare", "--drafter", "composite", "--no-static"), "drafts beside a draft model: it is for hf-lossy generate and serve"),
-    "another kind": (("collect", "--for", "eagle3", "--drafter", "demo", "--out", "x"), "--drafter: the target alone answers"),
+    "another kind": (("collect", "--for", "eagle3", "--drafter", "demo", "--out", "x"), "--for eagle3: the target alone answers"),
     "a server": (("mine", "--drafter", "demo", "--out", "x", "--target-url", "http://127.0.0.1:9/v1", "--target-model", "t"), "leave --model and --drafter out"),
     "compiled": (("compare", "--drafter", "demo", "--compile"), "are not compiled"),
     "a companion of it": (("profile", "--drafter", "demo", "--companion", "int8", "--out", "x", "--limit", "2"), "is the draft model in int8"),

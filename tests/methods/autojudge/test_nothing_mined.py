@@ -68,7 +68,7 @@ CASES = {
 def test_mining_that_found_nothing_says_why_and_frees_the_name(hf_lossy, tmp_path, options, why):
     out = tmp_path / "mined"
     line = hf_lossy("mine", "--limit", 2, *options, "--out", out).line
-    assert line == f"hf-lossy: nothing to fit a judge to was found, and nothing is written: {why}"
+    assert line == f"hf-lossy: nothing to fit a judge to, and nothing is written: {why}"
     assert os.listdir(tmp_path) == []
     assert hf_lossy("mine", "--limit", 2, "--out", out).code == 0
 

@@ -28,7 +28,7 @@ def test_collect_fit_generate(hf_lossy, tmp_path):
     [
         (
             ["collect", "--for", "eagle3", "--assistant", "D", "--out", "{tmp}/x"],
-            "--assistant: the target alone answers",
+            "--for eagle3: the target alone answers",
         ),
         (
             ["collect", "--for", "eagle3", "--lambda", "1.2", "--out", "{tmp}/x"],

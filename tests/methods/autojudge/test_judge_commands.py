@@ -133,16 +133,16 @@ def test_wrong_uses(hf_lossy, mined, tmp_path):
         (("--task", "code", "--data", file, *DEMO), "--allow-code-execution"),
         (("--task", "gsm8k", "--data", file, *DEMO, "--allow-code-execution"), "runs no programs"),
         (("--task", "demo", *DEMO), "demo models"),
-        (("--model", "m"), "--assistant"),
+        (("--model", "m"), "expected both"),
         (("--target-url", "http://127.0.0.1:9/v1"), "--target-model"),
-        (("--target-url", "http://127.0.0.1:9/v1", "--target-model", "m", "--model", "m"), "two targets"),
+        (("--target-url", "http://127.0.0.1:9/v1", "--target-model", "m", "--model", "m"), "leave --model"),
         (("--max-new-tokens", 400), "positions of the target"),
         (("--do-sample", "--temperature", 0), "temperature"),
         (("--temperature", 2), "--do-sample"),
         (("--top-k", 2), "--do-sample"),
         (
             ("--task", "gsm8k", "--data", file, "--target-url", "http://127.0.0.1:9/v1", "--target-model", "m"),
-            "--assistant",
+            "expected both",
         ),
     ):
         line = hf_lossy("mine", *arguments, *out).line

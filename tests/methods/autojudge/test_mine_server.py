@@ -154,5 +154,5 @@ def test_a_server_that_dies_is_gone_on_with(tmp_path, server):
         and facts["target"] is None
         and facts["found"]["retokenised"] == 0
     )
-    assert server.url not in card and server.url.removeprefix("http") in html.unescape(card), "shown, and no link"
+    assert server.url in html.unescape(card)
     assert "another spelling in tokens | 0 |" in card and card_problems(card) == ([], [])

@@ -83,7 +83,6 @@ def fit_specdec_command(
     head: Annotated[str, "shape of the head: linear or mlp"] = "mlp",
     width: _options.Width = 64,
     weight: Annotated[float, (1e-3, 1e3), "weight of a rejection in the loss; an acceptance weighs 1"] = 6.0,
-    calibrated: Annotated[bool, "shift the intercept by log(weight), so that outputs are probabilities"] = True,
     seed: _options.FitSeed = 0,
 ) -> None:
     """Train SpecDec++'s acceptance head, and report its quality on held-out prompts.
@@ -95,9 +94,7 @@ def fit_specdec_command(
     require("this command", "datasets", "sklearn", "matplotlib", "jinja2")
 
     settings = training.head_training.HeadFitSettings(kind=head, width=width, seed=seed)
-    fitted, report = methods.sprinter.specdec_fit.fit_specdec(
-        data, out, settings, weight=weight, calibrated=calibrated
-    )
+    fitted, report = methods.sprinter.specdec_fit.fit_specdec(data, out, settings, weight=weight)
     if report.thresholds:
         rounds = table("threshold h", "tokens drafted a round", "of them accepted")
         for row in report.thresholds:

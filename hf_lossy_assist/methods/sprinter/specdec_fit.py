@@ -28,7 +28,7 @@ from ...validation import check_number
 WEIGHT = 6.0  # of a rejection in the loss; the paper tries 1, 3, 6 and 12
 THRESHOLDS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 LONGEST = 20  # tokens of a replayed draft
-SETTINGS = HeadFitSettings(kind="mlp")  # `balance` is for SPRINTER; here `weight` sets the weight of a rejection
+SETTINGS = HeadFitSettings(kind="mlp")
 
 
 @dataclass
@@ -49,31 +49,24 @@ def compute_labels(table: VerifierDataset) -> torch.Tensor:
 
 
 def fit_head(
-    table: VerifierDataset, settings: HeadFitSettings = SETTINGS, weight: float = WEIGHT, calibrated: bool = True
+    table: VerifierDataset, settings: HeadFitSettings = SETTINGS, weight: float = WEIGHT
 ) -> tuple[Head, SpecDecReport]:
-    """Fit one head.
+    """Fit one head; see `fit_labels`. `weight`: of a rejection in the loss, w in −[y·log a + w·(1 − y)·log(1 − a)].
 
-    Args:
-        weight: of a rejection in the loss, w in −[y·log a + w·(1 − y)·log(1 − a)]; an acceptance has weight 1.
-        calibrated: shift the intercept by log w afterwards. The weighted loss is smallest where odds are w times too low; after the shift a is an
-            acceptance probability, and a stop's h is a probability as documented. The paper does not shift it.
-
-    See `fit_labels`.
+    The weighted loss is smallest where odds are w times too low. The intercept is moved back by log w, which the paper does not do, so that a is
+    an acceptance probability and a stop's h is one as documented.
     """
     check_number("--weight", weight, 1e-3, 1e3)
     y = compute_labels(table)
     each = y + weight * (1 - y)  # a record of weight `each` and label y/`each` yields the two terms of the loss
-    how = f"a refusal weighs {weight:g}" + (", intercept moved back" if calibrated else "")
-    loss = (
-        f"binary cross entropy with soft labels, {how}; Adam, learning rate {settings.learning_rate:g}, early stopping"
-    )
+    loss = f"binary cross entropy with soft labels, a refusal weighs {weight:g}, intercept moved back; Adam, "
+    loss += f"learning rate {settings.learning_rate:g}, early stopping"
     prefixes = f"the draft's text with {table.facts['settings']['mix']:.0%} of its tokens replaced by the target's"
-    shift = float(np.log(weight)) if calibrated else 0.0
     return fit_labels(
         table,
         settings,
         y,
-        lambda train: (y / each, each / each[train].mean(), shift),
+        lambda train: (y / each, each / each[train].mean(), float(np.log(weight))),
         measure,
         make_config(table, settings, "specdec", "min(1, p(x)/q(x))"),
         {"prefixes": prefixes, "loss": loss},
@@ -135,14 +128,13 @@ def fit_specdec(
     out: str | Path,
     settings: HeadFitSettings = SETTINGS,
     weight: float = WEIGHT,
-    calibrated: bool = True,
 ) -> tuple[Head, SpecDecReport]:
-    """Fit a head to the dataset `data` and write it to the folder `out`. For `weight` and `calibrated` see `fit_head`.
+    """Fit a head to the dataset `data` and write it to the folder `out`. For `weight` see `fit_head`.
 
     Raises: `ValueError`, one line.
     """
     table = open_collected(data, out, "specdec", "token")
-    head, report = fit_head(table, settings, weight, calibrated)
+    head, report = fit_head(table, settings, weight)
     figure = draw_reliability(report.reliability, "acceptance rate", "Reliability of the acceptance head")
     write_fitted(head, out, {"reliability.png": figure})
     return head, report

@@ -142,7 +142,7 @@ def test_wrong_uses(hf_lossy, mined, tmp_path):
         (("--top-k", 2), "--do-sample"),
         (
             ("--task", "gsm8k", "--data", file, "--target-url", "http://127.0.0.1:9/v1", "--target-model", "m"),
-            "expected both",
+            "--assistant",
         ),
     ):
         line = hf_lossy("mine", *arguments, *out).line

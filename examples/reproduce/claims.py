@@ -8,11 +8,11 @@ from typing import Any
 from along_texts import AlongTexts
 from demo_runs import Measured
 from paper_tables import LONG, RATIOS, TEXTS, Check
-from scipy.stats import pearsonr
+from scipy.stats import pearsonr, sem, t
 from text_quality import compute_rouge, judge_pair
 
 from hf_lossy_assist.evaluation.writer import ArmOutput
-from hf_lossy_assist.stats.intervals import Estimate, harm_bound, mean, rate, ratio, wilson
+from hf_lossy_assist.stats.intervals import FEWEST, Estimate, harm_bound, rate, ratio, wilson
 from hf_lossy_assist.tasks.base import Problem
 from hf_lossy_assist.tasks.qa import QATask
 
@@ -167,7 +167,7 @@ def _along_texts(check: Check, found: Measured) -> tuple[Estimate, str]:
         return figure, f"correlation {_span(figure)}"
     deltas = [_mean([proposed - oracle for proposed, oracle in text]) for text in rounds]
     if check.figure == "delta":
-        figure = mean(deltas, least=-float("inf"), most=float("inf"))
+        figure = _mean_interval(deltas)
         if figure.value < 0 and figure.low is not None and figure.high is not None:
             figure = Estimate(-figure.value, -figure.high, -figure.low)
             return figure, f"{_span(figure)} tokens fewer than the oracle's"
@@ -295,3 +295,12 @@ def _row(rows: Sequence[dict[str, Any]], cells: str) -> dict[str, Any]:
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
+
+
+def _mean_interval(values: Sequence[float]) -> Estimate:
+    """Return the mean with Student's t interval; without one for few numbers, and if all are equal."""
+    value, units = _mean(values), len(values)
+    if units < FEWEST or len(set(values)) == 1:
+        return Estimate(value, None, None)
+    low, high = t.interval(0.95, units - 1, value, sem(values))
+    return Estimate(value, float(low), float(high))

@@ -5,7 +5,6 @@ import os
 import pickle
 import socket
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -15,30 +14,16 @@ from typing import Any
 import ray
 import ray.data
 import torch
-from ray._private import services
 
 from ..artifacts.conditions import describe_machine
 from ..artifacts.identity import check_same, hash_weights, versions
 from ..models.introspection import device_of
 from ..terminal import Bar
 from ..training.processes import M, Processes, T, Work
-from ..validation import check_number, one_line, shown
+from ..validation import one_line
 
 
-# How often units are tried whose worker dies; the address for a cluster of this machine's cores, which ends with the job.
-TRIES, LOCAL = 6, "local"
-
-
-def check_address(address: object) -> None:
-    """Refuse an address that has none of Ray's forms: Ray itself waits half a minute for it. Raises: `ValueError`, one line."""
-    if isinstance(address, str):
-        scheme, _, rest = address.rpartition("://")
-        host, _, port = rest.rpartition(":")
-        if address in ("auto", LOCAL) or (scheme in ("", "ray") and host and port.isdecimal() and "/" not in host):
-            return
-    raise ValueError(
-        f"--ray {shown(address)}: expected auto, {LOCAL}, HOST:PORT or ray://HOST:PORT: start one with `ray start --head`, or pass --ray {LOCAL}"
-    )
+RETRIES = 5  # of a unit whose worker dies: some units may end whatever worker has them
 
 
 @contextmanager
@@ -49,17 +34,15 @@ def connected(address: str) -> Iterator[None]:
         return
     # Otherwise Ray warns of a default of its next release, and of the actors of Ray Data.
     os.environ.update({"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_BACKEND_LOG_LEVEL": "fatal"} | os.environ)
-    where, find = address, getattr(services, "canonicalize_bootstrap_address", None)  # without it Ray waits longer
+    host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
-        if address == "auto" and find is not None and "://" not in os.environ.get("RAY_ADDRESS", ""):
-            where = find(address) or ""  # that of a cluster that was killed, too
-        host, _, port = where.removeprefix("ray://").rpartition(":")
         if host:  # Ray itself waits for half a minute or more
             socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:  # other versions, no answer, no address: Ray raises them as plain exceptions, too
         raise ValueError(
-            f"--ray {address}: no cluster to work on ({one_line(error, 120)}): start one with `ray start --head`, or pass --ray {LOCAL}"
+            f"--ray {address}: no cluster to work on ({one_line(error, 120)}): "
+            "start one with `ray start --head`, or pass --ray local"
         ) from None
     try:
         yield
@@ -67,42 +50,35 @@ def connected(address: str) -> Iterator[None]:
         ray.shutdown()
 
 
-class Tries:
-    """An actor that counts how often units were begun, since some may end whatever worker has them: `begin` returns whether there are tries left."""
-
-    def __init__(self) -> None:
-        self.begun = Counter[int]()
-
-    def begin(self, unit: int) -> bool:
-        self.begun[unit] += 1
-        return self.begun[unit] <= TRIES
-
-
 class UnitWorker:
-    """A callable for `map_batches`: blocks of unit numbers in, each unit's pickled result or error out. Loads the models once."""
+    """A callable for `map_batches`: blocks of unit numbers in, each unit's pickled result or error out.
 
-    def __init__(self, work: Work, load: Any, expected: dict[str, str], machine: str | None = None, tries: Any = None):
-        self.work, self.load, self.expected, self.machine, self.tries = work, load, expected, machine, tries
-        self.models: Any = None  # loaded by the first block: Ray repeats a constructor that fails
+    It loads the models once, with the first block: Ray repeats a constructor that fails.
+    """
+
+    def __init__(self, work: Work, load: Any, expected: dict[str, str], machine: str | None = None):
+        self.work, self.load, self.expected, self.machine = work, load, expected, machine
+        self.models: Any = None
 
     def __call__(self, block: Mapping[str, Sequence[int]]) -> dict[str, object]:
-        units = list(map(int, block["unit"]))
         try:
-            if self.tries is not None and not ray.get(self.tries.begin.remote(units[0])):
-                raise ValueError(f"units {units}: their workers died {TRIES} times")
             if self.models is None:
-                check_same(self.expected, versions())
-                self.models = self.load()
-                check_same(self.expected, hash_weights(self.models))
-                if self.machine not in (None, here := describe_machine(device_of(self.models[0]))):
-                    raise ValueError(
-                        f"this is {here}, others are {self.machine}, and their seconds do not compare: use nodes of one kind"
-                    )
-            found = dict(self.work(self.models, units, lambda *_: None))
+                self.models = self._load_models()
+            results = dict(self.work(self.models, list(map(int, block["unit"])), lambda *_: None))
         except Exception as error:  # models and tasks raise errors of any type
             line = f"worker {os.getpid()} on {ray.util.get_node_ip_address()}: {one_line(error, 300)}"
             return {"unit": [-1], "result": [pickle.dumps(line)]}
-        return {"unit": sorted(found), "result": [pickle.dumps(found[number]) for number in sorted(found)]}
+        return {"unit": sorted(results), "result": [pickle.dumps(results[unit]) for unit in sorted(results)]}
+
+    def _load_models(self) -> Any:
+        """Load the models; refuse others than the job's, and another kind of machine where seconds are measured."""
+        check_same(self.expected, versions())
+        models = self.load()
+        check_same(self.expected, hash_weights(models))
+        machine = describe_machine(device_of(models[0]))
+        if self.machine not in (None, machine):
+            raise ValueError(f"this is {machine}, others are {self.machine}: seconds compare on nodes of one kind")
+        return models
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,12 +86,10 @@ class Workers(Processes):
     """Actors of a Ray cluster, which run units of work; the process that starts the job stores the results.
 
     Args:
-        address: of the cluster, "auto" for the one that this machine belongs to, or "local".
+        address: of the cluster, "auto" for the one that this machine belongs to, or "local" for this machine's cores.
         load: loads the models in each actor; None: the job's are sent to the actors.
         num_cpus, num_gpus: of an actor; None: one GPU if the cluster has any.
         timed: refuse actors on machines of several kinds.
-
-    Raises: `ValueError` or `TypeError`, one line, for an address of no form that Ray has, and for a number below 0.
     """
 
     address: str = "auto"
@@ -123,12 +97,6 @@ class Workers(Processes):
     num_cpus: float = 1
     num_gpus: float | None = None
     timed: bool = False
-
-    def __post_init__(self) -> None:
-        check_address(self.address)
-        check_number("Workers: num_cpus", self.num_cpus, 0, 1e6)
-        if self.num_gpus is not None:
-            check_number("Workers: num_gpus", self.num_gpus, 0, 1e6)
 
     def connected(self) -> AbstractContextManager[None]:
         """Connect to the cluster within a context, in which all jobs use this connection. Raises: `ValueError`, one line."""
@@ -158,7 +126,6 @@ class Workers(Processes):
         if not units:
             return
         with self.connected(), Bar(len(units), *named) as bar:
-            tries = ray.remote(Tries).options(num_cpus=0, max_restarts=-1, max_task_retries=-1).remote()
             load = self.load or partial(ray.get, ray.put(models))
             needs, there, blocks = self._needs(), ray.cluster_resources(), -(-len(units) // at_once)
             if there.get("CPU", 0) < needs["num_cpus"] or there.get("GPU", 0) < needs["num_gpus"]:
@@ -167,9 +134,11 @@ class Workers(Processes):
             numbers = ray.data.from_items([{"unit": number} for number in units], override_num_blocks=blocks)
             found = numbers.map_batches(
                 UnitWorker,
-                fn_constructor_args=(work, load, versions() | hash_weights(models), machine, tries),
+                fn_constructor_args=(work, load, versions() | hash_weights(models), machine),
                 compute=ray.data.ActorPoolStrategy(),
                 batch_size=at_once,
+                max_restarts=-1,
+                max_task_retries=RETRIES,
                 **needs,
             )
             for row in rows_of(found):

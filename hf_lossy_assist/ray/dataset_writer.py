@@ -11,10 +11,6 @@ from transformers import PreTrainedModel
 from ..server.named_drafters import load_pair
 from ..server.row_writer import RowWriter
 from ..server.row_writer import seed_of_row as seed_of_row
-from ..validation import shown
-
-
-NAMES = {"model": "target", "assistant": "draft", "assistant_model": "draft", "lossy_policy": "policy"}
 
 
 class Writer:
@@ -53,28 +49,13 @@ class Writer:
 
         Raises: `ValueError`, `TypeError` or `OSError`, one line, for models, policies and settings that cannot be used.
         """
-        for name in NAMES.keys() & settings.keys():
-            raise TypeError(
-                f"Writer: {name}=… is called {NAMES[name]}=… here: a folder's name, or load_models=… for what is loaded"
-            )
-        for model_name in (target, draft):
-            if not isinstance(model_name, str | Path | None):
-                raise TypeError(
-                    f"Writer: expected a folder or a Hub id, got {shown(model_name)}: load_models=… is for what is loaded"
-                )
-        given: dict[str, Any]
-        if load_models is not None:
-            if (target, draft, policy) != (None, None, "strict"):
-                raise ValueError("load_models is in place of target, draft and policy: pass either")
-            if not callable(load_models):
-                raise TypeError(f"load_models: expected a function, got {shown(load_models)}")
-            found = load_models()
-            if not isinstance(found, tuple) or len(found) != 2:
-                raise TypeError(f"load_models: expected the target and the other arguments, got {shown(found)}")
-            model, given = found
-        else:
+        if load_models is None:
             model, assistant, tokenizer = load_pair(target, draft, dtype, device)
-            given = {"assistant_model": assistant, "lossy_policy": policy, "tokenizer": tokenizer}
+            given: dict[str, Any] = {"assistant_model": assistant, "lossy_policy": policy, "tokenizer": tokenizer}
+        elif (target, draft, policy) == (None, None, "strict"):
+            model, given = load_models()
+        else:
+            raise ValueError("load_models is in place of target, draft and policy: pass either")
         self.rows = RowWriter(model, {**given, **settings}, seed=seed, chat=chat)
 
     def __call__(self, batch: Any) -> pa.Table:

@@ -37,20 +37,6 @@ def mcnemar(better: int, worse: int) -> float:
     return 1.0 if better + worse == 0 else float(scipy.stats.binomtest(worse, better + worse).pvalue)
 
 
-def mean(values: Sequence[float], confidence: float = 0.95, least: float = 0.0, most: float = 1.0) -> Estimate:
-    """Return the mean of numbers in [`least`, `most`], with Student's t interval clipped to that range.
-
-    Without bounds for fewer than `FEWEST` numbers, and if all are equal. (For such numbers `rate` would have no interval if all but one
-    are 0, and could have one beyond `most`.)
-    """
-    array, units = np.asarray(values, dtype=float), len(values)
-    value = float(array.mean())
-    if units < FEWEST or np.ptp(array) == 0:
-        return Estimate(value, None, None)
-    reach = float(scipy.stats.t.ppf((1 + confidence) / 2, units - 1) * array.std(ddof=1) / np.sqrt(units))
-    return Estimate(value, max(value - reach, least), min(value + reach, most))
-
-
 def rate(amounts: Sequence[float], seconds: Sequence[float], confidence: float = 0.95) -> Estimate:
     """Return the amount per second over all units, with an interval over the units: see `_log_t`."""
     return _log_t(_rate, (amounts, seconds), confidence)

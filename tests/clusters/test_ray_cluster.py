@@ -191,6 +191,6 @@ def test_a_unit_that_ends_its_workers(connected):
             yield number, number**2
 
     written = {}
-    with pytest.raises(ValueError, match=r"^worker \d+ on [\d.]+: units \[2\]: their workers died 6 times$"):
+    with pytest.raises(ValueError, match="^Ray ended the job: "):
         Workers().run(work, load_pair(None, None, "auto", "cpu"), range(4), written.__setitem__, ("writing", "parts"))
     assert written.items() <= {0: 0, 1: 1, 3: 9}.items()

@@ -173,7 +173,6 @@ def test_texts_in_files_go_on_from_those_that_are_there(hf_lossy, tmp_path):
         (("--out", "texts", "--prompts", "e.parquet"), "there is a column 'error', which the writer makes"),
         (("--out", "texts", "--prompts", "p.jsonl", "--set", "num_beams=2"), "num_beams"),
         (("--out", "empty", "--prompts", "p.jsonl", "--resume"), "--resume: empty.partial is not there, so no run of empty is unfinished"),
-        (("--out", "texts", "--prompts", "p.jsonl", "--ray", ""), "--ray '': expected auto, local, HOST:PORT or ray://HOST:PORT"),
         (("--out", "texts", "--prompts", "p.txt"), "expected JSON lines (.jsonl) or Parquet (.parquet)"),
         (("--out", "texts", "--prompts", "p.jsonl", "--compile"), "--compile and --policy target out"),
         (("--out", "p.jsonl", "--prompts", "p.jsonl"), "p.jsonl exists: choose another --out"),
@@ -257,35 +256,13 @@ def test_what_is_mined_and_collected_by_workers_that_load_the_models(tmp_path):
             {"load_models": lambda: (hla.demo.load().target, {"tokenizer": hla.demo.load().tokenizer, "seed": 3})},
             "seed is the writer's",
         ),
-        ({"load_models": lambda: None}, "load_models: expected the target and the other arguments, got None"),
-        ({"load_models": 3}, "load_models: expected a function, got 3"),
-        ({"target": 3}, "Writer: expected a folder or a Hub id, got 3: load_models=… is for"),
         ({"dtype": 3}, "load: unknown dtype '3'"),
-        ({"model": "M"}, "Writer: model=… is called target=… here"),
-        ({"assistant_model": "D"}, "Writer: assistant_model=… is called draft=… here"),
         ({"device": "meta"}, "load: device .* cannot be used here"),
     ],
 )
 def test_a_writer_that_cannot_be_made(settings, line):
     with pytest.raises((ValueError, TypeError, OSError), match=line):
         Writer(**settings)
-
-
-@pytest.mark.parametrize(
-    ("settings", "line"),
-    [
-        *[
-            ({"address": a}, "expected auto, local, HOST:PORT or ray://HOST:PORT")
-            for a in ("", "x", "ray://", "ray://a", "a:b", 3)
-        ],
-        ({"num_cpus": -1}, "Workers: num_cpus: expected a number from 0"),
-        ({"num_gpus": "a"}, "Workers: num_gpus: expected a number from 0"),
-    ],
-)
-def test_workers_that_cannot_be(settings, line):
-    pytest.importorskip("ray")
-    with pytest.raises((ValueError, TypeError), match=line):
-        hla.ray.Workers(**settings)
 
 
 def test_a_job_without_a_cluster_writes_nothing(tmp_path):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hf_lossy_assist.stats.intervals import mcnemar, mean, rate, ratio, wilson
+from hf_lossy_assist.stats.intervals import mcnemar, rate, ratio, wilson
 
 
 def test_wilson():
@@ -39,13 +39,6 @@ def test_the_interval_by_hand():
     assert rate([10, 10, 10, 40], [1, 1, 1, 1]) == pytest.approx(
         (17.5, 17.5 * np.exp(-3.182446 * error), 17.5 * np.exp(3.182446 * error)), rel=1e-6
     )
-
-
-def test_a_mean_of_shares_stays_among_them():
-    """0.5 of five prompts, one of which has it all: Student's t of 4 degrees of freedom, 2.776445, times 0.1."""
-    assert mean([0, 0, 0, 0, 0.5]) == pytest.approx((0.1, 0.0, 0.1 + 0.2776445), abs=1e-6)
-    assert mean([1, 1, 1, 1, 0.1]) == pytest.approx((0.82, 0.82 - 2.776445 * 0.18, 1.0), abs=1e-6)
-    assert mean([0, 0, 0, 0]) == (0.0, None, None) and mean([0.2, 0.4]) == (pytest.approx(0.3), None, None)
 
 
 def test_where_one_unit_has_it_all_there_is_no_interval_of_the_logarithm():

@@ -405,9 +405,9 @@ def test_too_few_are_refused(tmp_path, data):
 @pytest.mark.full
 def test_other_models_are_refused(tmp_path, data):
     target, draft, companion, tokenizer = models()
-    with pytest.raises(ValueError, match="mined with the draft demo-draft .* and the draft here is demo-companion"):
+    with pytest.raises(ValueError, match="made for the draft demo-draft .* and the draft here is demo-companion"):
         fit(data, tmp_path / "head", draft=companion)
-    with pytest.raises(ValueError, match="mined with the target demo-target .* and the target here is demo-draft"):
+    with pytest.raises(ValueError, match="made for the target demo-target .* and the target here is demo-draft"):
         fit(data, tmp_path / "head", target=draft)
     other = write(tmp_path / "other", mismatches(), tokenizer_hash="0" * 64)
     refused(lambda: fit(other, tmp_path / "head"), "tokenizer of hash 000000000000…, and the tokenizer here")

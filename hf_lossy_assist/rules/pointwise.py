@@ -95,7 +95,7 @@ class OwnRule(Pointwise):
 
     `OwnRule(lambda dists: dists.px > 0.1 * dists.top)`: `function` gets the `Distributions` of all drafted tokens of a round and returns
     bool of the shape of `dists.px`. a = 1 where it is True, min(1, p/q) elsewhere; r = norm((p − q)⁺). Neutral: False everywhere. It has
-    no JSON form; for a name, register a subclass of `Pointwise` with `register_rule`.
+    no JSON form; for a name, write a subclass of `Pointwise` with the class keyword `name`.
     """
 
     function: Callable[[Distributions], torch.Tensor]

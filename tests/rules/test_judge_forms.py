@@ -2,7 +2,6 @@
 
 import copy
 import json
-import math
 import pickle
 import shutil
 
@@ -146,11 +145,6 @@ def test_wrong_heads_and_values_are_refused():
         refused(lambda make=make: make(LinearHead(HeadConfig(32)), 0.5), r"P\(acceptable\).*Sprinter.*fit autojudge")
         refused(lambda make=make: make("org/head", 0.5), "Judge.head: expected Head, got 'org/head'", TypeError)
         refused(lambda make=make: make(head), "names no threshold")
-        for threshold, error in ((1.5, ValueError), (-0.1, ValueError), (math.nan, ValueError), (math.inf, ValueError), ("a", TypeError),
-                                 (True, TypeError)):  # fmt: skip
-            refused(
-                lambda make=make, t=threshold: make(head, t), f"Judge.threshold.*from 0 to 1.*{threshold!r}", error
-            )
         companion = make_head(features=FeatureSpec("companion"))
         refused(lambda make=make, h=companion: make(h, 0.5), "companion")
     for window, error in ((0, ValueError), (-3, ValueError), (2.0, TypeError), ("a", TypeError)):
@@ -166,8 +160,6 @@ def test_wrong_heads_and_values_are_refused():
     refused(lambda: as_policy("autojudge"), "autojudge needs a head: pass head=….*autojudge:head=FOLDER")
     refused(lambda: as_policy("autojuge"), "unknown policy 'autojuge'")
     refused(lambda: as_policy(AutoJudge), "the function autojudge", TypeError)
-    for k, error in ((-1, ValueError), (1.5, TypeError), ("2", TypeError), (True, TypeError), (None, TypeError)):
-        refused(lambda k=k: TopK(k), "TopK.k: expected a whole number of at least 0", error)
     refused(
         lambda: hla.demo.head("autojuge"),
         "unknown method 'autojuge'. Did you mean 'autojudge'",

@@ -151,7 +151,8 @@ def fit_labels(
     """Fit one head to `labels` (N,) in [0, 1].
 
     Args:
-        weigh: given the training records (N,) bool, returns the labels and weights in the loss, and what is added to the log-odds afterwards.
+        weigh: given the training records (N,) bool, returns labels and weights in the loss, and the shift of the
+            log-odds afterwards.
         measure: a report on the test prompts. described: prefixes and loss, for the config.
 
     Returns: the head, in evaluation mode, with its figures in its config, and the report.

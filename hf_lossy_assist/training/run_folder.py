@@ -1,4 +1,4 @@
-"""Run long jobs that can be killed and resumed: a folder with the run's record and a file for each finished unit of work.
+"""Run long jobs that can be killed and resumed: a folder with a record and a file for each unit.
 
 A result may be a folder of the `datasets` package, which is written and read here too.
 """
@@ -35,7 +35,7 @@ Tell = Callable[[float], None]  # called with the share of a unit that is done
 
 
 def folders(out: str | Path) -> tuple[Path, Path]:
-    """Return the folder of a run's result and that of the unfinished run. Raises: `ValueError`, one line, for a path without a name."""
+    """Return the folder of a run's result and that of the unfinished run. Raises: `ValueError` for no name."""
     out = Path(out)
     if out.name in ("", "..") or out.suffix == ".partial":
         raise ValueError(f"--out: expected the name of a new folder, and not one in .partial, got {shown(str(out))}")
@@ -50,7 +50,7 @@ def name_units(count: int, ending: str) -> list[str]:
 class RunFolder:
     """The folder `out`.partial of an unfinished run, open for one job at a time.
 
-    Names of units begin with a digit. They are written under a temporary name and renamed, so a unit that exists is whole.
+    Names of units begin with a digit. A unit that exists is whole: it is written under a temporary name.
     """
 
     def __init__(self, out: str | Path, record: str, facts: Mapping[str, object], processes: Processes = ALONE):
@@ -74,8 +74,8 @@ class RunFolder:
     ) -> Iterator["RunFolder"]:
         """Hold the folder within the context, created or checked by the first of `processes`.
 
-        Raises: `ValueError`, one line, in all processes, if `out` exists, if another process has the folder, if it has an unfinished run and
-        `resume` is False, or a run with other facts, or files of no run.
+        Raises: `ValueError`, one line, in all processes, if `out` exists, if another process has the folder, if it has
+        an unfinished run and `resume` is False, or a run with other facts, or files of no run.
         """
         run = cls(out, record, facts, processes)
         with processes.connected():
@@ -125,7 +125,7 @@ class RunFolder:
             self._lock.release()
 
     def list_missing(self, names: Sequence[str]) -> list[int]:
-        """Return the indices of the units `names` that are not there yet, the same in all processes, before any of them writes."""
+        """Return the indices of missing units, the same in all processes, before any of them writes."""
         return self.processes.all([i for i, name in enumerate(names) if not (self.part / name).is_file()])[0]
 
     def write_units(
@@ -138,7 +138,7 @@ class RunFolder:
     ) -> None:
         """Write the units `names`, except existing ones; `make(models, index, tell)` returns the bytes of one.
 
-        Random numbers depend only on `seed` and the index, so a resumed run gives the same files. `tell` moves the bar within a unit.
+        Random numbers depend only on `seed` and the index. `tell` moves the bar within a unit.
         """
 
         def write(index: int, data: bytes) -> None:
@@ -148,7 +148,7 @@ class RunFolder:
 
     @contextmanager
     def result(self) -> Iterator[Path]:
-        """Yield a new folder; if the context ends without an error, it becomes `out`, and the unfinished run is removed."""
+        """Yield a new folder; without an error it becomes `out`, and the unfinished run is removed."""
         folder = self.part / "0-result"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
@@ -206,7 +206,7 @@ def open_dataset(folder: Path, record: str, command: str) -> JSONObject:
 
 @contextmanager
 def name_unreadable(folder: Path) -> Iterator[None]:
-    """Guard code that reads a dataset: turn any error, since damaged files raise many types, into a `ValueError` that names `folder`."""
+    """Turn any error of reading a dataset, since damaged files raise many types, into one that names `folder`."""
     try:
         yield
     except Exception as error:

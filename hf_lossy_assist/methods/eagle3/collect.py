@@ -1,4 +1,4 @@
-"""Collect training data for an EAGLE-3 drafter: texts written by the target. Training reads its states with one forward a text.
+"""Collect training data for an EAGLE-3 drafter: texts of the target, whose states training reads.
 
 The network learns to predict this target, so the target itself answers the prompts ("EAGLE-3", §4, huggingface.co/papers/2503.01840).
 """
@@ -94,7 +94,7 @@ def collect(
 def answer(
     target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], settings: TextSettings
 ) -> dict[str, torch.Tensor]:
-    """Return the content of one file: the prompts with their answers, end tokens included, concatenated, and their lengths."""
+    """Return the content of one file: prompts with answers, end tokens included, concatenated, and lengths."""
     ids = [tokenizer(prompt)["input_ids"] for prompt in prompts]
     answers = continue_prompts(target, tokenizer, ids, settings.new_tokens, settings.decoding())
     texts = [prompt + new for prompt, new in zip(ids, answers, strict=True)]
@@ -135,7 +135,10 @@ class TextDataset:
     """The texts of a folder, in memory; the target's states and probabilities are computed on demand."""
 
     def __init__(self, folder: str | Path, target: PreTrainedModel, likely: int = LIKELY):
-        """`target`: the model that wrote them. `likely`: tokens at each position whose probabilities are read. Raises: `ValueError`, one line, for another model or damaged files."""
+        """Take the `target` that wrote them. `likely`: tokens at each position whose probabilities are read.
+
+        Raises: `ValueError`, one line, for another model or damaged files.
+        """
         self.folder = Path(folder)
         self.facts = read_facts(self.folder)
         self.settings = self.facts["settings"]
@@ -185,7 +188,7 @@ class TextDataset:
 
     @torch.no_grad()
     def _read(self, number: int, length: int) -> dict[str, torch.Tensor]:
-        """Return the first `length` tokens of a text, with the target's states and likeliest next tokens by one forward."""
+        """Return the first `length` tokens of a text, with the target's states and likeliest next tokens."""
         ids = self.ids[number][:length]
         with self._hook:
             logits = self.target(ids[None].to(self.target.device), use_cache=False).logits[0].float()

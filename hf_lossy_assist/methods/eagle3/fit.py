@@ -169,7 +169,7 @@ def train(
     checkpoints: Path,
     processes: Processes,
 ) -> Drafter:
-    """Train a drafter on the texts `numbers` from the last of the `checkpoints`; each process has a part of every batch."""
+    """Train a drafter on the texts `numbers` from the last checkpoint; processes share every batch."""
     network = method.make_network(target, texts, settings)
     arguments = TrainingArguments(
         output_dir=str(checkpoints),
@@ -213,7 +213,7 @@ def train(
 
 
 def split_texts(texts: TextDataset, settings: DrafterFitSettings) -> tuple[list[int], list[int]]:
-    """Return the numbers of the texts to train on, and of the held-out ones, which have tokens of an answer among the first `longest`.
+    """Return the numbers of the texts to train on, and of those held out; each has an answer within `longest`.
 
     Raises: `ValueError` if there are too few.
     """
@@ -221,8 +221,8 @@ def split_texts(texts: TextDataset, settings: DrafterFitSettings) -> tuple[list[
     numbers = [n for n, (ids, prompt) in pairs if min(len(ids), settings.longest) > max(prompt, 2)]
     if len(numbers) < FEWEST_TEXTS:
         raise ValueError(
-            f"{len(numbers)} of {len(texts)} texts have a token of their answer among the first {settings.longest}; at least {FEWEST_TEXTS} "
-            "are needed to hold some of them out"
+            f"{len(numbers)} of {len(texts)} texts have a token of their answer among the first {settings.longest}; "
+            f"at least {FEWEST_TEXTS} are needed to hold some of them out"
         )
     order = torch.randperm(len(numbers), generator=torch.Generator().manual_seed(settings.seed)).tolist()
     shuffled, first = [numbers[i] for i in order], max(4, round(len(numbers) * settings.held_out))

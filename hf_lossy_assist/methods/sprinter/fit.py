@@ -103,9 +103,9 @@ def fit_head(table: VerifierDataset, lam: float, settings: HeadFitSettings = DEF
 def _compute_weights(
     table: VerifierDataset, y: torch.Tensor, train: torch.Tensor, balance: bool
 ) -> tuple[torch.Tensor, float]:
-    """Return the weights of the records, (N,): equal totals for each kind of prefix (§3.2), with `balance` for each label as well.
+    """Return the weights of the records, (N,): equal totals for each kind of prefix (§3.2), or label.
 
-    Their mean is 1 in training. Also returns what is added to the log-odds: the odds change by the ratio of the label weights.
+    Their mean is 1 in training. Also returns the shift of the log-odds, by the ratio of the label weights.
     """
     weight = torch.ones_like(y)
     for kind in table.kind[train].unique():

@@ -29,6 +29,7 @@ from .bodies import RequestError, make_error
 
 MOST_BYTES = 4 * 2**20  # of a request's body
 FREE_BYTES = 64 * 2**10  # of each body, exempt from the limit on all, so that stalled bodies do not block small ones
+MOST_AHEAD = 64 * 2**10  # bytes of further requests before one is answered
 MOST_OTHERS = 512  # connections in addition to those of the allowed requests
 BACKLOG = 128  # connections that the system queues until they are accepted; asyncio accepts as many at a time
 DISCARDING = 1.0  # seconds for the rest of a body that is refused
@@ -140,6 +141,7 @@ class Connection(H11Protocol):
     def __init__(self, bounds: Bounds, **settings: Any):
         super().__init__(**settings)
         self.bounds = bounds
+        self.ahead = 0  # bytes after the request being answered
         self.ending = False
         self.reading: asyncio.TimerHandle | None = None  # runs while a request has partly arrived
         self.writing: asyncio.TimerHandle | None = None  # runs while a reply is not being read
@@ -154,10 +156,16 @@ class Connection(H11Protocol):
             self._watch()
 
     def data_received(self, data: bytes) -> None:
+        if self.conn.their_state is h11.DONE:  # uvicorn buffers what arrives before the answer without limit
+            self.ahead += len(data)
+        if self.ahead > MOST_AHEAD:
+            self.refuse(413, f"more than {MOST_AHEAD} bytes of further requests before the answer to this one")
+            return
         super().data_received(data)
         self._watch()
 
     def on_response_complete(self) -> None:
+        self.ahead = 0
         super().on_response_complete()
         self._watch()
 

@@ -93,6 +93,20 @@ def test_a_reply_that_is_not_read_is_given_up(models, stalls):
         assert b"[DONE]" in begun + rest(whole)
 
 
+def test_what_a_client_sends_ahead_is_bounded(models):
+    """It frees the place of the text that it waited for."""
+    with serving(models, rows=1) as service, connect(service.port) as client:
+        slow = slowed(models[0])
+        try:
+            client.sendall(post("/v1/completions", GIVEN))
+            while service.worker.load != (1, 0):
+                time.sleep(0.01)
+            client.sendall(GET * 4000)
+            assert rest(client).startswith(b"HTTP/1.1 413 ") and service.free(5)
+        finally:
+            slow.remove()
+
+
 def test_nonsense_behind_a_request_ends_its_stream(models):
     """Without a traceback in the log."""
     with serving(models, rows=1, most=200) as service, connect(service.port) as client, logged() as lines:

@@ -6,23 +6,17 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from ..artifacts.head import Head
 from ..artifacts.json_io import parse_json
-from ..registry import NEEDS, Kind, Method, Names, find_entry, find_method, list_entries
+from ..registry import NEEDS, Kind, Method, Names, find_method, list_entries
 from ..registry.discovery import ENTRIES, LOADED, PACKAGE, PLUGINS
-from ..validation import listed, nearest, shown
+from ..validation import shown
 from .policy import LossyPolicy, make_head_policy, run_recipe
-from .serialise import PARTS, SAVED, build_parts
+from .serialise import PARTS, SAVED, build_parts, check_parameters
 
 
-# The values of each requirement, for errors.
-MAY_BE = {
-    "head": "a Head, a folder or org/name",
-    "profile": "a Profile, a folder or org/name",
-    "companion": "a model, a folder or org/name",
-}
 FALLBACK = "fallback"  # wraps any stop
 _named: dict[str, tuple[Method, LossyPolicy]] = {}  # policies of methods without parts
 _NAME = re.compile(r"[A-Za-z_]\w*")
@@ -67,12 +61,9 @@ def as_policy(given: Any, *, head: object = None, profile: object = None, compan
         return LossyPolicy.from_dict(given)
     if isinstance(given, str | Path):
         return _parse_text(given)
-    if isinstance(given, type):
-        raise TypeError(f"lossy_policy: got the class {given.__name__}; pass an object of it, {given.__name__}(…)")
-    if any(given is m.make for m in list_entries("method")):
-        raise TypeError(f"lossy_policy: got the function {given.__name__}; pass what it returns, {given.__name__}(…)")
+    hint = f"; pass an object of it, {given.__name__}(…)" if isinstance(given, type) else ""
     raise TypeError(
-        f"lossy_policy: expected a LossyPolicy, a rule, a stop, a name, a dict or a folder, got {type(given).__name__}"
+        f"lossy_policy: expected a LossyPolicy, a rule, a stop, a name, a dict or a folder, got {shown(given)}{hint}"
     )
 
 
@@ -83,88 +74,55 @@ def _find_named(name: str, beside: Mapping[str, object]) -> LossyPolicy | None:
         return known[1]
     if name not in Names("method"):
         return None
-    policy, method = make_named_policy(name, beside), find_method(name)
-    if (
-        not beside and method.make.__module__.partition(".")[0] == PACKAGE
-    ):  # another's recipe may return another policy
-        _named[name] = method, policy
+    policy, method = _make_named(name, beside), find_method(name)
+    if not beside and method.make.__module__.partition(".")[0] == PACKAGE:
+        _named[name] = method, policy  # another's recipe may return another policy
     return policy
 
 
-def make_named_policy(name: str, beside: Mapping[str, object], **settings: object) -> LossyPolicy:
-    """Return the policy of a method with the parts that it requires.
+def _make_named(name: str, parameters: Mapping[str, object]) -> LossyPolicy:
+    """Return the policy of a method. `parameters`: of its recipe; heads and profiles may be folders or names on the Hub.
 
-    Args:
-        beside: "head", "profile", "companion": objects, folders or names on the Hub.
-        settings: other parameters of its recipe.
-
-    Raises: `ValueError`, one line, for missing parts and for unknown parameters.
+    A companion is loaded on first use. Raises: `ValueError`, one line, for missing and for unknown parameters.
     """
-    method = find_method(name, "lossy_policy: ")
-    missing = [need for need in method.needs if need not in beside]
-    if missing:
-        options = " and ".join(f"{need}=… ({MAY_BE[need]})" for need in missing)
-        hint = f"; the folder of that name here is ./{name}" if os.path.isdir(name) else ""
-        raise ValueError(
-            f"lossy_policy: {name} needs {' and '.join(f'a {need}' for need in method.needs)}: pass {options} beside its name, "
-            f"on the command line {name}:{','.join(f'{need}=FOLDER' for need in missing)}{hint}"
-        )
-    for parameter in (*beside, *settings):
-        if parameter not in method.parameters and parameter in NEEDS:
-            raise ValueError(f"lossy_policy: {name} takes no {parameter}: leave {parameter}=… out")
-        if parameter not in method.parameters:
-            raise ValueError(f"lossy_policy: {nearest(f'parameter of {name!r}', parameter, method.parameters)}")
-    return run_recipe(method, **{need: _load_part(need, value) for need, value in beside.items()}, **settings)
-
-
-def _load_part(need: str, value: object) -> object:
-    """Load a head or a profile from a folder or a repository; a companion is loaded on first use."""
-    saved = SAVED.get(need)
-    if not isinstance(value, str | Path):
-        return value
-    return str(value) if saved is None else saved.from_pretrained(value)
+    method = find_method(name)
+    check_parameters(method, parameters)
+    loaded = dict(parameters)
+    for need, value in parameters.items():
+        if need in NEEDS and isinstance(value, str | Path):
+            loaded[need] = SAVED[need].from_pretrained(value) if need in SAVED else str(value)
+    return run_recipe(method, **loaded)
 
 
 def _parse_text(given: str | Path) -> LossyPolicy:
-    """Parse a name, a short form, JSON or a folder."""
-    if isinstance(given, str) and given.lstrip().startswith("{"):
-        return LossyPolicy.from_dict(parse_json(given, "lossy_policy: the text", infinite=True))
+    """Parse a short form, JSON or a folder."""
+    text = str(given)
+    if text.lstrip().startswith("{"):
+        return LossyPolicy.from_dict(parse_json(text, "lossy_policy: the text", infinite=True))
     if isinstance(given, str) and (is_short_form(given) or any(given in Names(kind) for kind in PARTS)):
         return parse_short_form(given)
     # `os.path` returns False for a name that is too long for a path, where `Path` raises.
     if os.path.isdir(given):
         return LossyPolicy.from_pretrained(given)
-    if os.path.isfile(given):
-        raise ValueError(f"lossy_policy: {shown(str(given), 300)} is a file: pass its folder, or the dict in it")
-    if isinstance(given, Path) or "/" in given:
-        text = str(given)
-        may_be_on_the_hub = text.count("/") == 1 and text[0] not in "./~" and not text.endswith("/")
-        hint = f"; one on the Hub: LossyPolicy.from_pretrained({shown(text)})" if may_be_on_the_hub else ""
-        raise ValueError(f"lossy_policy: there is no folder {shown(text, 300)} here{hint}")
-    if given.startswith("+"):
-        return parse_short_form(given)  # raises an error about the plus
-    _refuse_unknown(given)
+    if text.startswith("+"):
+        return parse_short_form(text)  # raises an error about the plus
+    raise ValueError(_explain_unknown(text))
 
 
-def _refuse_unknown(name: str) -> NoReturn:
-    """Raise an error for an unregistered name, with the nearest match and all names."""
-    parts = name.split(",")
-    if len(parts) > 1 and all(any(part.strip() in Names(kind) for kind in (*PARTS, "method")) for part in parts):
-        raise ValueError(
-            f"lossy_policy: expected one policy, got {len(parts)}, {shown(name)}: pass one of them; "
-            "a rule and a stop are joined by +, and hf-lossy compare --policies takes several policies"
-        )
+def _explain_unknown(name: str) -> str:
+    """Return the error for a text that is no name and no folder, with the nearest match or else all names."""
     groups = {"policies": sorted(Names("method"))} | {f"{kind}s": sorted(Names(kind)) for kind in PARTS}
     known = [n for names in groups.values() for n in names]
-    called = name.partition("(")[0]
-    if called in known:
-        raise ValueError(
-            f"lossy_policy: {shown(name)} is no name: parameters are written as {called}:name=value, or in a dict"
+    line = f"lossy_policy: unknown policy {shown(name)}"
+    if os.sep in name:
+        return (
+            f"lossy_policy: there is no folder {shown(name, 300)} here; one on the Hub: LossyPolicy.from_pretrained(…)"
         )
+    if _NAME.match(name) and (called := re.split(r"\W", name)[0]) in known:
+        return f"{line}: pass one; parameters are written as {called}:name=value, and a rule and a stop joined by +"
     there_are = "; ".join(f"{group}: {', '.join(names)}" for group, names in groups.items())
     close = difflib.get_close_matches(name.lower(), known, n=1)
-    hint = f". Did you mean {close[0]!r}?" if close else f"; there are {there_are}"
-    raise ValueError(f"lossy_policy: unknown policy {shown(name)}{hint}")
+    return f"{line}. Did you mean {close[0]!r}?" if close else f"{line}; there are {there_are}"
 
 
 # -- the short form ---------------------------------------------------------------------------------------------------
@@ -190,78 +148,37 @@ def parse_short_form(text: str) -> LossyPolicy:
     base, fallback = LossyPolicy(), None
     for i, (name, parameters) in enumerate(_parse_part(part, text) for part in _PARTS.split(text)):
         kind = next((kind for kind in PARTS if name in Names(kind)), None)
-        if name == FALLBACK and "stop" not in parameters:
-            if fallback is not None:
-                raise ValueError(f"lossy_policy: {shown(text, 200)} names two fallbacks")
-            fallback = _check_fallback(parameters)
+        if name == FALLBACK and "stop" not in parameters and fallback is None:
+            fallback = parameters
         elif kind is not None:
-            if kind in specs:
+            if kind in specs or name == FALLBACK:
                 hint = "; any_of and all_of join stops, union joins rules, in a policy's JSON form"
-                raise ValueError(
-                    f"lossy_policy: {shown(text, 200)} names two {kind}s{hint if kind != 'filter' else ''}"
-                )
+                raise ValueError(f"lossy_policy: {shown(text, 200)} names two {kind}s{hint}")
             specs[kind] = {"name": name, **parameters}
         elif name not in Names("method"):
-            _refuse_unknown(name)
+            raise ValueError(_explain_unknown(name))
         elif i > 0:
             raise ValueError(
                 f"lossy_policy: {shown(text, 200)}: the method {name} stands first, parts that replace its own after it"
             )
         else:
-            beside: dict[str, object] = {need: parameters.pop(need) for need in NEEDS if need in parameters}
-            base = make_named_policy(name, beside, **parameters)
-    for seam, spec in specs.items():
-        _check_parameters(seam, spec)
+            base = _make_named(name, parameters)
     policy = LossyPolicy(**({kind: getattr(base, kind) for kind in PARTS} | build_parts(specs)))
     return policy if fallback is None else policy.with_fallback(**fallback)
-
-
-def _check_parameters(kind: Kind, spec: dict[str, Any]) -> None:
-    """Raise an error for unknown parameters of a part and, with an example, for missing ones."""
-    entry = find_entry(kind, spec["name"])
-    for name in spec:
-        if name != "name" and name not in entry.parameters:
-            raise ValueError(f"lossy_policy: {nearest(f'parameter of {kind} {entry.name!r}', name, entry.parameters)}")
-    missing = [name for name in entry.required if name not in spec]
-    if missing:
-        values = {name: entry.example.get(name, "…") for name in missing}
-        form = json.dumps({kind: spec | values})
-        if all(isinstance(value, bool | int | float) for value in values.values()):
-            form = f"{entry.name}:{','.join(f'{name}={json.dumps(value)}' for name, value in values.items())}"
-        raise ValueError(
-            f"lossy_policy: {entry.name} is a {kind} that needs {listed(missing)}: pass lossy_policy='{form}'"
-        )
-
-
-def _check_fallback(settings: dict[str, object]) -> dict[str, object]:
-    """Raise an error for unknown settings of the fallback; return the settings."""
-    known = [name for name in find_entry("stop", FALLBACK).parameters if name != "stop"]
-    for name in settings:
-        if name not in known:
-            raise ValueError(f"lossy_policy: {nearest(f'parameter of {FALLBACK!r}', name, known)}")
-    return settings
 
 
 def _parse_part(part: str, text: str) -> tuple[str, dict[str, object]]:
     """Parse one part into a name and parameters."""
     name, colon, rest = part.partition(":")
-    if not name or name.endswith("+"):
-        raise ValueError(
-            f"lossy_policy: + joins two parts, as in top_k:k=4+svip, and one is missing in {shown(text, 200)}: leave the + out, or add the part"
-        )
-    parameters: dict[str, object] = {}
     if not _NAME.fullmatch(name) or (colon and not rest):
-        raise ValueError(
-            f"lossy_policy: expected name:parameter=value,… in {shown(text, 200)}, got {shown(part, 100)}"
-        )
+        form = "name:parameter=value,…, joined by + as in top_k:k=4+svip"
+        raise ValueError(f"lossy_policy: expected {form}, got {shown(part, 100)} in {shown(text, 200)}")
+    parameters: dict[str, object] = {}
     for setting in _PARAMETERS.split(rest) if rest else ():
         key, equals, value = (word.strip() for word in setting.partition("="))
-        if not equals or not _NAME.fullmatch(key) or not value:
-            raise ValueError(
-                f"lossy_policy: expected {name}:parameter=value,…, got {shown(setting, 100)} in {shown(text, 200)}"
-            )
-        if key in parameters:
-            raise ValueError(f"lossy_policy: {name} is given {key} twice in {shown(text, 200)}")
+        if not equals or not _NAME.fullmatch(key) or not value or key in parameters:
+            line = f"lossy_policy: expected {name}:parameter=value,…, each once, got {shown(setting, 100)}"
+            raise ValueError(f"{line} in {shown(text, 200)}")
         parameters[key] = _parse_value(value)
     return name, parameters
 

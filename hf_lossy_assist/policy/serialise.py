@@ -12,10 +12,10 @@ from ..artifacts.head import Head
 from ..artifacts.json_io import read_json
 from ..artifacts.sv_profile import Profile
 from ..filters.base import VerifyFilter
-from ..registry import Kind, Names, find_name
+from ..registry import Entry, Kind, find_entry, find_name
 from ..rules import AcceptanceRule
 from ..stops import DraftStop
-from ..validation import nearest, shown
+from ..validation import listed, nearest, shown
 
 
 LONGEST = 2**20  # bytes of policy.json
@@ -73,21 +73,32 @@ def build_parts(spec: Mapping[Any, object]) -> dict[str, Any]:
         raise ValueError("lossy_policy: rules or stops inside one another without end") from None
 
 
+def check_parameters(entry: Entry, given: Mapping[str, object]) -> None:
+    """Refuse unknown parameters of a name and, with an example, missing ones. Raises: `ValueError`, one line."""
+    for name in given:
+        if name not in entry.parameters:
+            what = f"parameter of {entry.kind} {entry.name!r}"
+            raise ValueError(f"lossy_policy: {nearest(what, str(name), entry.parameters)}")
+    missing = [name for name in entry.required if name not in given]
+    if missing:
+        values = {name: entry.example.get(name, "FOLDER") for name in missing}
+        form = f"{entry.name}:{','.join(f'{name}={value}' for name, value in values.items())}"
+        if any(isinstance(value, list | dict) for value in values.values()):
+            form = json.dumps({entry.kind: {"name": entry.name, **values}})
+        raise ValueError(
+            f"lossy_policy: {entry.name} is a {entry.kind} that needs {listed(missing)}: pass lossy_policy='{form}'"
+        )
+
+
 def _build(kind: Kind, spec: object) -> Any:
     if isinstance(spec, PARTS[kind]):
         return spec
     parameters = {"name": spec} if isinstance(spec, str) else spec
     if not isinstance(parameters, Mapping) or not isinstance(parameters.get("name"), str):
         raise ValueError(f'lossy_policy: {kind}: expected a name or {{"name": …}}, got {shown(spec)}')
-    parameters, known = dict(parameters), Names(kind)
-    name = parameters.pop("name")
-    if name not in known:
-        raise ValueError(f"lossy_policy: {nearest(kind, name, known)}")
-    cls = known[name]
-    fields = {f.name for f in dataclasses.fields(cls)}
-    for parameter in parameters:
-        if parameter not in fields:
-            raise ValueError(f"lossy_policy: {nearest(f'parameter of {kind} {name!r}', str(parameter), fields)}")
+    parameters = dict(parameters)
+    entry = find_entry(kind, parameters.pop("name"), "lossy_policy: ")
+    check_parameters(entry, parameters)
     if kind in parameters:  # a composite
         parameters[kind] = _build(kind, parameters[kind])
     if isinstance(parameters.get(f"{kind}s"), list | tuple):
@@ -95,13 +106,7 @@ def _build(kind: Kind, spec: object) -> Any:
     for what, saved in SAVED.items():
         if isinstance(parameters.get(what), str):
             parameters[what] = saved.from_pretrained(parameters[what])
-    try:
-        return cls(**parameters)
-    except TypeError as error:
-        missing = [f for f in fields if f in str(error)] if "missing" in str(error) else []
-        if not missing:
-            raise
-        raise ValueError(f"lossy_policy: {kind} {name!r} needs {', '.join(sorted(missing))}") from None
+    return entry.make(**parameters)
 
 
 def read_spec(file: Path) -> dict[str, Any]:

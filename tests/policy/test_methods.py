@@ -59,15 +59,10 @@ def test_generate_takes_it():
 @pytest.mark.parametrize(
     ("given", "beside", "line"),
     [
-        ("autojudge", {}, "autojudge needs a head: pass head=….*autojudge:head=FOLDER"),
-        (
-            "sv",
-            {},
-            "sv needs a profile and a companion: pass profile=….*companion=….*sv:profile=FOLDER,companion=FOLDER",
-        ),
-        ("sv", {"companion": "org/name"}, "sv needs a profile and a companion: pass profile=….*sv:profile=FOLDER"),
-        ("svip", {"head": "org/name"}, "svip takes no head"),
-        ("sprinter", {"head": "org/name", "profile": "org/name"}, "sprinter takes no profile"),
+        ("autojudge", {}, "autojudge is a method that needs head: pass .*autojudge:head=FOLDER"),
+        ("sv", {"companion": "org/name"}, "sv is a method that needs profile: pass .*sv:profile=FOLDER"),
+        ("svip", {"head": "org/name"}, "unknown parameter of method 'svip' 'head'"),
+        ("sprinter", {"head": "org/name", "profile": "org/name"}, "unknown parameter of method 'sprinter' 'profile'"),
         ("typical", {"head": "org/name"}, 'head=… is for lossy_policy="sprinter" or .*not for lossy_policy=.typical'),
         ({"stop": "svip"}, {"companion": "org/name"}, 'companion=… is for lossy_policy="sv"'),
     ],

@@ -120,9 +120,9 @@ def test_a_policy_does_not_change():
         ('{"stop": ', ValueError, ["not JSON"]),
         ('{"stop": "svp"}', ValueError, ["Did you mean 'svip'?"]),
         ("nowhere/policy.json", ValueError, ["no folder", "nowhere/policy.json"]),
-        ("org/nosuch", ValueError, ["no folder 'org/nosuch' here", "from_pretrained('org/nosuch')"]),
-        (5, TypeError, ["int"]),
-        (["svip"], TypeError, ["list"]),
+        ("org/nosuch", ValueError, ["no folder 'org/nosuch' here", "from_pretrained("]),
+        (5, TypeError, ["got 5"]),
+        (["svip"], TypeError, ["['svip']"]),
         (SVIP, TypeError, ["lossy_policy"]),  # the class, not a stop
     ],
     ids=str,
@@ -138,7 +138,7 @@ def test_refused_in_one_line(given, error, words):
 
 @pytest.mark.parametrize("path", ["./nosuch", "../nosuch", "/nosuch", "~/nosuch", "nosuch/"])
 def test_a_folder_that_is_not_there_is_looked_for_nowhere_else(path):
-    refused(lambda: as_policy(path), "^lossy_policy: there is no folder '[^']*' here$")
+    refused(lambda: as_policy(path), "^lossy_policy: there is no folder '[^']*' here; ")
 
 
 def test_a_folder_without_its_policy_is_not_taken_for_a_head(tmp_path):
@@ -162,7 +162,7 @@ def test_files_that_hold_no_object(tmp_path, content):
     with pytest.raises(ValueError, match="expected an object"):
         as_policy(tmp_path)
     for file in (path, str(path)):
-        refused(lambda file=file: as_policy(file), "policy.json' is a file: pass its folder, or the dict in it$")
+        refused(lambda file=file: as_policy(file), "there is no folder .*policy.json' here")
 
 
 @pytest.mark.parametrize(
@@ -203,6 +203,6 @@ def test_a_name_is_no_folder(tmp_path, monkeypatch):
         LossyPolicy(stop=hla.Constant(7)).save_pretrained(name)
     assert as_policy("strict") == LossyPolicy() and as_policy("svip") == hla.svip()
     assert as_policy("typical") == LossyPolicy(hla.Typical())
-    refused(lambda: as_policy("sprinter"), r"sprinter needs a head: .*; the folder of that name here is \./sprinter$")
+    refused(lambda: as_policy("sprinter"), "sprinter is a method that needs head: pass .*sprinter:head=FOLDER")
     for folder in ("./strict", "./typical", Path("svip"), tmp_path / "sprinter"):
         assert as_policy(folder) == LossyPolicy(stop=hla.Constant(7))

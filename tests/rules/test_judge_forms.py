@@ -88,7 +88,7 @@ def test_json(tmp_path):
     spec = {"rule": {"name": "judge", "head": place}}
     assert LossyPolicy.from_dict(spec).rule == Judge(loaded, 0.25), "no threshold: the head's own"
     assert as_policy({"rule": {"name": "judge", "head": loaded, "threshold": 1}}).rule == Judge(loaded, 1)
-    refused(lambda: as_policy({"rule": "judge"}), "rule 'judge' needs head")
+    refused(lambda: as_policy({"rule": "judge"}), "judge is a rule that needs head")
     refused(lambda: as_policy({"rule": "top_k"}), "rule 'top_k' needs k")
     refused(lambda: as_policy({"rule": {"name": "judge", "head": 5}}), "expected Head, got 5", TypeError)
     refused(lambda: as_policy({"rule": {"name": "judge", "hed": place}}), "'hed'.*'head'")
@@ -157,7 +157,7 @@ def test_wrong_heads_and_values_are_refused():
     refused(lambda: AutoJudge(head, 0.5, stop="svip"), "LossyPolicy.stop.*DraftStop.*'svip'", TypeError)
     refused(lambda: Sprinter(head), r"P\(acceptable\).*P\(important\)")
     refused(lambda: HeadStop(head), r"P\(important\)")
-    refused(lambda: as_policy("autojudge"), "autojudge needs a head: pass head=….*autojudge:head=FOLDER")
+    refused(lambda: as_policy("autojudge"), "autojudge is a method that needs head.*autojudge:head=FOLDER")
     refused(lambda: as_policy("autojuge"), "unknown policy 'autojuge'")
     refused(lambda: as_policy(AutoJudge), "the function autojudge", TypeError)
     refused(
@@ -181,4 +181,4 @@ def test_the_command_lines_policy(tmp_path):
     assert read_policy("autojudge:threshold=0.4", True) == AutoJudge(hla.demo.head("autojudge"), 0.4)
     assert read_policy("sprinter+fallback", True) == Sprinter(hla.demo.head()).with_fallback()
     refused(lambda: read_policy("autojudge:threshold=1.5", True), "threshold.*from 0 to 1.*1.5")
-    refused(lambda: read_policy("autojudge", False), "autojudge needs a head.*autojudge:head=FOLDER")
+    refused(lambda: read_policy("autojudge", False), "autojudge is a method that needs head.*autojudge:head=FOLDER")

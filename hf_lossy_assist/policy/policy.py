@@ -26,7 +26,7 @@ from ..rules.block import BlockVerification
 from ..stops import DraftStop
 from ..stops.constant import Constant
 from ..stops.fallback import Fallback
-from ..validation import listed, shown
+from ..validation import shown
 from .serialise import ANY_PART, PARTS, SAVED, build_parts, format_spec, read_spec, serialise
 
 
@@ -55,10 +55,7 @@ class LossyPolicy(Frozen):
     certificate: Certificate | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        for name, base in (*PARTS.items(), ("certificate", Certificate)):
-            value = getattr(self, name)
-            if not (isinstance(value, base) or (value is None and name in ("stop", "certificate"))):
-                raise TypeError(f"LossyPolicy.{name}: expected an object of {base.__name__}, got {shown(value)}")
+        super().__post_init__()
         if isinstance(self.rule, BlockVerification) and self.filter.depends_on_token:
             raise ValueError(
                 "BlockVerification needs drafted tokens as they were drawn, and this filter drops some for their own sake: "
@@ -66,12 +63,9 @@ class LossyPolicy(Frozen):
             )
         stop = self.stop
         if stop is not None and (stop.patience < 1 or stop.joint) and self.filter.joint and self.filter.lossless:
-            how, instead = "", "take a stop that decides for each row by itself, such as SVIP()"
-            if not stop.joint:
-                how, instead = f" with patience {stop.patience}", "give the stop patience=1"
             raise ValueError(
-                f"{type(stop).__name__}{how} ends a row's draft for what another row drafted, and a filter that weighs rows against each other "
-                f"is then no longer lossless: {instead}"
+                f"{type(stop).__name__} with patience {stop.patience} ends a row's draft for what another row drafted, and a filter "
+                "that weighs rows against each other is then no longer lossless: take patience=1, or a stop that is not joint"
             )
 
     @property
@@ -199,12 +193,9 @@ class LossyPolicy(Frozen):
         source = str(pretrained_model_name_or_path)
         if not has_file(source, POLICY, **kwargs):
             if os.path.isdir(source) and not has_file(source, CONFIG):
-                found = listed(sorted(os.listdir(source))) or "nothing"
-                raise ValueError(f"{source} holds no policy ({POLICY}) and no head ({CONFIG}); it holds {found}")
+                raise ValueError(f"{source} holds no policy ({POLICY}) and no head ({CONFIG})")
             if companion is not None:
-                raise ValueError(
-                    f"{shown(source)} holds a head, and no policy with a companion: leave companion=… out"
-                )
+                raise ValueError(f"{source} holds a head, and no policy with a companion: leave companion=… out")
             return make_head_policy(Head.from_pretrained(source, **kwargs))
         [file] = fetch(source, [POLICY], **kwargs)
         spec = read_spec(file)
@@ -240,29 +231,23 @@ def make_head_policy(head: Head) -> LossyPolicy:
 
     Raises: `ValueError`, one line, for an unregistered method and for a head with another polarity than the method's.
     """
-    found = find_method(head.config.method, "this head's config names an ")
-    kind, polarity = found.head_kind, head.config.polarity
-    if kind is None or kind.polarity != polarity:
-        mismatch = "it has no heads" if kind is None else f"its heads say P({kind.polarity})"
-        raise ValueError(
-            f"this head says P({polarity}), and its config names the method {found.name!r}: {mismatch}. Give HeadConfig(method=…) its own"
-        )
-    return run_recipe(found, head)
+    method = find_method(head.config.method, "this head's config names an ")
+    kind = None if method.head_kind is None else method.head_kind.polarity
+    if kind != head.config.polarity:
+        line = f"this head says P({head.config.polarity}), and its config names the method {method.name!r}"
+        raise ValueError(f"{line}, whose heads say P({kind}): give HeadConfig(method=…) another")
+    return run_recipe(method, head)
 
 
-def run_recipe(found: Method, *given: object, **settings: object) -> LossyPolicy:
+def run_recipe(method: Method, *arguments: object, **settings: object) -> LossyPolicy:
     """Run a method's recipe. Raises: the recipe's errors, and one line if the result is no policy or breaks the entry's guarantee."""
-    made = found.make(*given, **settings)
-    if not isinstance(made, LossyPolicy):
+    policy = method.make(*arguments, **settings)
+    if not isinstance(policy, LossyPolicy) or (method.guarantee == "lossless" and not policy.lossless):
+        expected = f"a {'lossless ' if method.guarantee == 'lossless' else ''}LossyPolicy"
         raise TypeError(
-            f"the recipe of the method {found.name!r} must return a LossyPolicy, it returned {shown(made)}"
+            f"the recipe of the method {method.name!r} must return {expected}, it returned {shown(policy)}"
         )
-    if found.guarantee == "lossless" and not made.lossless:
-        raise ValueError(
-            f"the method {found.name!r} is registered as lossless, and its recipe returned the lossy {made}: "
-            "register it with guarantee='lossy'"
-        )
-    return made
+    return policy
 
 
 def compute_fingerprint(policy: LossyPolicy) -> str:

@@ -75,10 +75,10 @@ def test_a_head_is_of_its_method():
     """The config's method decides, not what the head happens to read."""
     refused(
         lambda: as_policy(linear(polarity="important")),
-        r"P\(important\).*method 'sprinter': its heads say P\(acceptable\).*HeadConfig\(method=…\)",
+        r"P\(important\).*method 'sprinter', whose heads say P\(acceptable\).*HeadConfig\(method=…\)",
     )
     refused(lambda: as_policy(linear(method="sprintr")), "unknown method 'sprintr'.*Did you mean 'sprinter'")
-    refused(lambda: as_policy(linear(method="svip")), "svip.*it has no heads")
+    refused(lambda: as_policy(linear(method="svip")), r"svip.*whose heads say P\(None\)")
 
 
 def test_a_custom_method():

@@ -145,7 +145,7 @@ def test_a_folder_without_its_policy_is_not_taken_for_a_head(tmp_path):
     (tmp_path / "stop_head").mkdir()
     refused(
         lambda: as_policy(tmp_path),
-        r"holds no policy \(policy.json\) and no head \(config.json\); it holds stop_head$",
+        r"holds no policy \(policy.json\) and no head \(config.json\)$",
     )
 
 

@@ -89,7 +89,7 @@ def test_json(tmp_path):
     assert LossyPolicy.from_dict(spec).rule == Judge(loaded, 0.25), "no threshold: the head's own"
     assert as_policy({"rule": {"name": "judge", "head": loaded, "threshold": 1}}).rule == Judge(loaded, 1)
     refused(lambda: as_policy({"rule": "judge"}), "judge is a rule that needs head")
-    refused(lambda: as_policy({"rule": "top_k"}), "rule 'top_k' needs k")
+    refused(lambda: as_policy({"rule": "top_k"}), "top_k is a rule that needs k")
     refused(lambda: as_policy({"rule": {"name": "judge", "head": 5}}), "expected Head, got 5", TypeError)
     refused(lambda: as_policy({"rule": {"name": "judge", "hed": place}}), "'hed'.*'head'")
     refused(lambda: as_policy({"rule": {"name": "judge", "head": str(tmp_path / "no")}}), "neither a folder here")
@@ -159,7 +159,7 @@ def test_wrong_heads_and_values_are_refused():
     refused(lambda: HeadStop(head), r"P\(important\)")
     refused(lambda: as_policy("autojudge"), "autojudge is a method that needs head.*autojudge:head=FOLDER")
     refused(lambda: as_policy("autojuge"), "unknown policy 'autojuge'")
-    refused(lambda: as_policy(AutoJudge), "the function autojudge", TypeError)
+    refused(lambda: as_policy(AutoJudge), "got <function autojudge", TypeError)
     refused(
         lambda: hla.demo.head("autojuge"),
         "unknown method 'autojuge'. Did you mean 'autojudge'",

@@ -71,7 +71,7 @@ class Head(torch.nn.Module, Artifact):
                 # A judge on the target's states was trained on this draft's mismatches, but also works for other drafts.
                 strict = name == "target" or self.config.features.reads("draft")
                 weights = self.config.model_weights.get(name, "")
-                recorded.check(model, name, "this head", "train a head for these (hf-lossy fit)", weights, strict)
+                recorded.check(model, name, "the head", "train a head for these (hf-lossy fit)", weights, strict)
         spec = self.config.features
         read = [model for name, model in (("draft", draft), ("target", target)) if spec.reads(name)]
         if read and all(model is not None for model in read):

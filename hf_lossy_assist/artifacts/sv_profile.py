@@ -91,7 +91,7 @@ class Profile(Artifact):
         for name, model in zip(MODELS, (target, draft, companion), strict=True):
             if model is not None:
                 recorded: ModelIdentity = getattr(self, name)
-                recorded.check(model, name, "this profile", "make one for these (hf-lossy profile)")
+                recorded.check(model, name, "the profile", "make one for these (hf-lossy profile)")
         if tokenizer is not None and tokenizer_hash(tokenizer) != self.tokenizer_hash:
             raise ValueError(
                 "this profile was made with another tokenizer: token ids mean other words (hf-lossy profile)"

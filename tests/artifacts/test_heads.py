@@ -273,7 +273,7 @@ def test_other_weights_under_the_same_name_only_warn():
     tuned, half = copy.deepcopy(draft()), copy.deepcopy(draft()).bfloat16()
     with torch.no_grad():
         tuned.lm_head.weight += 0.5
-    line = "this head's {0} and this {0} may differ: {1}; it was made for the former"
+    line = "the head's {0} and this {0} may differ: {1}; it was made for the former"
     for model, doubt in ((tuned, "other weights under the same name"), (half, "'float64' there, 'bfloat16' here")):
         with pytest.warns(UserWarning, match=line.format("draft", doubt)):
             head.check(target(), model)

@@ -320,13 +320,13 @@ def test_another_revision_warns(there, here, words):
     model.config._commit_hash = here
     if words is None:
         return made.check(target(), draft(), model)  # what is not known is not compared
-    with pytest.warns(UserWarning, match=f"this profile's companion .* may differ: {words}"):
+    with pytest.warns(UserWarning, match=f"the profile's companion .* may differ: {words}"):
         made.check(target(), draft(), model)
 
 
 def test_another_id_or_machine_warns():
     made = profile(draft=dataclasses.replace(profile().draft, id="org/other"))
-    with pytest.warns(UserWarning, match="this profile's draft .* may differ: id 'org/other' there"):
+    with pytest.warns(UserWarning, match="the profile's draft .* may differ: id 'org/other' there"):
         made.check(target(), draft(), companion())
     with pytest.warns(UserWarning, match=r"taken on another machine \(an abacus; this is .*threads\)"):
         profile(machine="an abacus").check(target(), draft(), companion())
@@ -411,7 +411,7 @@ def test_the_papers_form_says_that_it_is_lossy(monkeypatch):
 
 def test_wrong_uses():
     made, inputs = profile(), prompts((5,))
-    refused(lambda: SVFilter("folder", companion()), "expected a Profile, got str", TypeError)
+    refused(lambda: SVFilter("folder", companion()), "expected Profile, got .folder.", TypeError)
     refused(lambda: SVFilter(made, companion(), exact="ful"), "Did you mean 'full'")
     policy = SpeculativeVerification(made, tiny.build("llama", vocab_size=60))
     refused(lambda: assisted(target(), inputs, draft(), policy), "draft has 97 token ids, the companion 60")

@@ -138,7 +138,7 @@ def test_a_block_has_a_state_for_each_place(target, monkeypatch):
 REFUSED = {
     "another layer": (lambda target: (eagle.drafter(target), head(hla.FeatureSpec(layer=2, norm=False))), "layer 2 is asked for"),
     "a draft model's": (
-        lambda target: (eagle.drafter(target), head(hla.FeatureSpec(), draft=hla.ModelIdentity.of(small.llama()))), "trained for the draft",
+        lambda target: (eagle.drafter(target), head(hla.FeatureSpec(), draft=hla.ModelIdentity.of(small.llama()))), "made for the draft",
     ),
     "a wider drafter's": (lambda target: (eagle.drafter(target), head(hla.FeatureSpec(), size=48)), "reads 48 numbers"),
     "another kind's": (

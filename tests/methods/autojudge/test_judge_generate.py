@@ -217,8 +217,8 @@ def test_heads_of_other_models_are_refused():
     other = tiny.build("llama", seed=3, num_hidden_layers=1)
     ours, other_identity = hla.ModelIdentity.of(target), hla.ModelIdentity.of(other)
     cases = {
-        "trained for the target.*num_layers 1 there, 2 here": constant_head(0.5, target=other_identity),
-        "trained for the draft.*num_layers 1 there, 2 here": constant_head(0.5, target=ours, draft=other_identity),
+        "made for the target.*num_layers 1 there, 2 here": constant_head(0.5, target=other_identity),
+        "made for the draft.*num_layers 1 there, 2 here": constant_head(0.5, target=ours, draft=other_identity),
         "reads 32 numbers.*64": LinearHead(HeadConfig(32, polarity="important", features=BOTH)),
         "reads 64 numbers.*32": LinearHead(HeadConfig(64, polarity="important", features=FeatureSpec("target"))),
         "layer 5 .* 2 blocks": LinearHead(
@@ -232,7 +232,7 @@ def test_heads_of_other_models_are_refused():
         lambda: assisted(target, prompts(ONE), draft, AutoJudge(strange, 0.5), tokenizer=tokenizer),
         "tokenizer of hash 000000",
     )
-    refused(lambda: assisted(target, prompts(ONE), draft, "autojudge"), "autojudge needs a head: pass head=…")
+    refused(lambda: assisted(target, prompts(ONE), draft, "autojudge"), "autojudge is a method that needs head: pass")
     refused(lambda: assisted(target, prompts(ONE), draft, constant_head(0.5)), "names no threshold")
     assert hooks(target, draft) == 0
     assert assisted(

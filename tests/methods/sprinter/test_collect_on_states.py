@@ -107,7 +107,7 @@ def test_a_head_remembers_its_drafter(target, tmp_path):
     for policy in (hla.SpecDecPP(fitted["specdec"]), hla.Sprinter(fitted["sprinter"], 0.2)):
         out = target.generate(**inputs, assistant_model=drafter, lossy_policy=policy, max_new_tokens=12, do_sample=False)  # fmt: skip
         assert out.shape == (3, 21)
-        with pytest.raises(ValueError, match="trained for the draft") as error:
+        with pytest.raises(ValueError, match="made for the draft") as error:
             target.generate(**inputs, assistant_model=small.near(target), lossy_policy=policy, max_new_tokens=12)
         assert "\n" not in str(error.value)
 

@@ -41,7 +41,7 @@ def test_the_parts():
     for config in ({"polarity": "important"}, *specs):
         head = LinearHead(HeadConfig(32, **config))
         refused(lambda head=head: Sprinter(head), r"P\(acceptable\).*this head computes")
-    refused(lambda: as_policy("sprinter"), "sprinter needs a head: pass head=…")
+    refused(lambda: as_policy("sprinter"), "sprinter is a method that needs head: pass")
     assert as_policy({"rule": "all_but_last"}) == LossyPolicy(AllButLast())
 
 

@@ -60,7 +60,7 @@ def test_json(tmp_path):
         assert as_policy(form) == policy
     assert as_policy({"stop": {"name": "head", "head": head}}) == LossyPolicy(stop=HeadStop(head))
     refused(lambda: as_policy({"stop": "head"}), "head is a stop that needs head")
-    refused(lambda: as_policy({"stop": {"name": "head", "head": 5}}), "expected a head", TypeError)
+    refused(lambda: as_policy({"stop": {"name": "head", "head": 5}}), "expected Head", TypeError)
     refused(lambda: as_policy({"stop": {"name": "head", "treshold": 1}}), "'treshold'.*'threshold'")
     refused(lambda: as_policy({"stop": {"name": "head", "head": str(tmp_path / "none")}}), "neither a folder here")
 

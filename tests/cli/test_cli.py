@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -176,8 +177,13 @@ def test_a_command_alone_shows_its_help(hf_lossy, arguments):
 @pytest.mark.nightly
 def test_a_job_whose_time_is_over_is_gone_on_with(hf_lossy, tmp_path):
     """By SIGTERM, which schedulers and `timeout` send: nothing is lost."""
-    timer = threading.Timer(3, os.kill, (os.getpid(), signal.SIGTERM))
-    timer.start()
+
+    def end():
+        while len(list(tmp_path.glob("data.partial/*"))) < 2:
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=end).start()
     job = ("collect", "--prompts", "demo", "--limit", 40, "--max-new-tokens", 24, "--batch-size", 2)
     ended = hf_lossy(*job, "--out", tmp_path / "data")
     assert ended.code == 130 and "--resume goes on" in ended.out

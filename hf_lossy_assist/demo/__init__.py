@@ -61,9 +61,9 @@ def drafter(kind: str = "eagle3") -> Eagle3Drafter | DSparkDrafter:
     """Load a shipped drafter of the demo's target, from `hf-lossy collect --for eagle3 --prompts demo` and `fit eagle3` or `fit dspark`."""
     if kind not in DRAFTERS:
         raise ValueError(f"demo.drafter: {nearest('kind', str(kind), DRAFTERS)}")
-    found = load_drafter(FOLDER / f"{kind}_drafter")
-    assert isinstance(found, Eagle3Drafter | DSparkDrafter)
-    return found
+    loaded = load_drafter(FOLDER / f"{kind}_drafter")
+    assert isinstance(loaded, Eagle3Drafter | DSparkDrafter)
+    return loaded
 
 
 def profile() -> Profile:

@@ -98,8 +98,8 @@ def make_arms(
                 name = policy_name + (WITH + label) * several + form
                 if name in {arm.name for arm in arms}:
                     raise ValueError(f"{name} is what another arm is called: write ./{name} for the folder")
-                given = {**settings, "assistant_model": model, "lossy_policy": policy, "tokenizer": tokenizer}
-                write, draft_name = _make_policy_writer(target, given), label or None
+                arguments = {**settings, "assistant_model": model, "lossy_policy": policy, "tokenizer": tokenizer}
+                write, draft_name = _make_policy_writer(target, arguments), label or None
                 arms.append(
                     Arm(name, "policy", policy.lossless, draft_name, write=write, policy=policy, optional=several)
                 )
@@ -118,8 +118,8 @@ def _list_assisted(
         yield f"assisted γ={gamma}{suffix}{COMPILED}", write, True
 
 
-def _make_policy_writer(target: PreTrainedModel, given: Mapping[str, object]) -> Write:
-    return lambda **settings: target.generate(**given, **settings)
+def _make_policy_writer(target: PreTrainedModel, arguments: Mapping[str, object]) -> Write:
+    return lambda **settings: target.generate(**arguments, **settings)
 
 
 def make_assisted_writer(
@@ -130,15 +130,15 @@ def make_assisted_writer(
     Args:
         changes: to the draft's generation config. how: more arguments of `generate`.
     """
-    stock, given = type(target).generate, draft.generation_config
+    stock, config = type(target).generate, draft.generation_config
 
     def write(**settings: object) -> ModelOutput:
         # A new config for each call, since Transformers' schedule and threshold modify it.
-        draft.generation_config = GenerationConfig(**(given.to_diff_dict() | dict(changes)))
+        draft.generation_config = GenerationConfig(**(config.to_diff_dict() | dict(changes)))
         try:
             return stock(target, assistant_model=draft, **how, **settings)
         finally:
-            draft.generation_config = given
+            draft.generation_config = config
 
     return write
 

@@ -70,17 +70,17 @@ def compare_arms(
     absent = [arm.name for arm in arms if arm.optional and not store.measures(arm.name)]
     left_out, seconds = dict.fromkeys(absent, "it failed when this run was begun"), dict[str, float]()
     arms = [arm for arm in arms if arm.name not in left_out]
-    todo = [number for number, batch in enumerate(batches) if not store.has(*batch[:2])]
+    todo = [index for index, batch in enumerate(batches) if not store.has(*batch[:2])]
     models, make = ((), None) if loaded is None else loaded
     measuring = Measuring(writer, arms, make, prompts, batches, problems)
     measured: list[tuple[int, int, list[ArmOutput]]] = []
 
-    def write(number: int, result: Measured) -> None:
+    def write(index: int, result: Measured) -> None:
         answers, left_out_there, seconds_there = result
         left_out.update(left_out_there)
         seconds.update(seconds_there | seconds)
-        store.add(*batches[number][:2], answers)
-        measured.append((*batches[number][:2], answers))
+        store.add(*batches[index][:2], answers)
+        measured.append((*batches[index][:2], answers))
 
     store.processes.run(measuring, models, todo, write, (what, "batches"))
     for batches_of_other, others_out, others_seconds in store.processes.others((measured, left_out, seconds)):
@@ -89,9 +89,9 @@ def compare_arms(
         left_out, seconds = left_out | others_out, others_seconds | seconds
     arms = [arm for arm in arms if arm.name not in left_out]  # an arm that failed in any process is left out in all
     these = {batch[:2] for batch in batches}
-    found = [a for a in store.answers if (a.batch_size, a.unit) in these and a.arm not in left_out]
-    found.sort(key=lambda answer: (answer.batch_size, answer.unit, answer.prompt))
-    return ComparisonResult(found, compute_metrics(found, arms), left_out, seconds)
+    here = [a for a in store.answers if (a.batch_size, a.unit) in these and a.arm not in left_out]
+    here.sort(key=lambda answer: (answer.batch_size, answer.unit, answer.prompt))
+    return ComparisonResult(here, compute_metrics(here, arms), left_out, seconds)
 
 
 class Measuring:
@@ -115,7 +115,7 @@ class Measuring:
         return {name: value for name, value in vars(self).items() if name != "made"}
 
     def __call__(
-        self, models: Loaded | tuple[()], numbers: Sequence[int], tell: TellUnit
+        self, models: Loaded | tuple[()], indices: Sequence[int], tell: TellUnit
     ) -> Iterator[tuple[int, Measured]]:
         """Yield for each batch the answers, the arms left out here and why, and seconds of the warm-up."""
         if not hasattr(self, "made"):
@@ -123,20 +123,20 @@ class Measuring:
             writer, arms = self.make(models)
             self.made = writer, [arm for arm in arms if arm.name in self.names]
         writer, arms = self.made
-        batches = [(number, *self.batches[number]) for number in numbers]
+        batches = [(index, *self.batches[index]) for index in indices]
         for size in sorted({size for _, size, _, _ in batches} - self.warm):
             self.warm.add(size)
-            self._warm_up(size, lambda arm: tell(numbers[0], 0, f"warm-up: {arm}"))
-        for number, size, unit, first in batches:
+            self._warm_up(size, lambda arm: tell(indices[0], 0, f"warm-up: {arm}"))
+        for index, size, unit, first in batches:
             shift, written = self.turn % len(arms), list[ArmOutput]()
             for done, arm in enumerate(arms[shift:] + arms[:shift]):
-                tell(number, done / len(arms), arm.name)
+                tell(index, done / len(arms), arm.name)
                 answers = writer.write(arm, list(self.prompts[first : first + size]), first, unit)
                 for answer in answers:
                     answer.right = _is_right(writer.task, self.problems, answer)
                 written += answers
             self.turn += 1
-            yield number, (written, self.left_out, self.seconds)
+            yield index, (written, self.left_out, self.seconds)
 
     def _warm_up(self, size: int, say: Callable[[str], None]) -> None:
         """Continue a batch with each arm; leave out optional ones that fail."""

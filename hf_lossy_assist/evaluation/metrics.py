@@ -125,7 +125,7 @@ def format_row(metrics: ArmMetrics, dtype: object) -> list[dict[str, str]]:
 
 def compute_metrics(answers: Sequence[ArmOutput], arms: Iterable[ArmFacts]) -> list[ArmMetrics]:
     """Return the metrics of every arm at every batch size, in the order of `arms`; arms are compared on the same prompts."""
-    found: list[ArmMetrics] = []
+    metrics_found: list[ArmMetrics] = []
     by: defaultdict[tuple[int, str], list[ArmOutput]] = defaultdict(list)
     for answer in sorted(answers, key=lambda answer: answer.prompt):
         by[answer.batch_size, answer.arm].append(answer)
@@ -134,8 +134,8 @@ def compute_metrics(answers: Sequence[ArmOutput], arms: Iterable[ArmFacts]) -> l
         rivals = [outputs for arm, outputs in here if arm.kind == "assisted"]
         assisted = max(rivals, key=lambda outputs: rate(*_sum_units(outputs)).value, default=None)
         for arm, outputs in here:
-            found.append(_measure_arm(arm, outputs, by[size, TARGET], assisted, len(here)))
-    return found
+            metrics_found.append(_measure_arm(arm, outputs, by[size, TARGET], assisted, len(here)))
+    return metrics_found
 
 
 def _measure_arm(

@@ -12,22 +12,22 @@ from .metrics import ArmMetrics
 MOST_TIMES = 100  # as many batches: more are not suggested
 
 
-def recommend(found: Sequence[ArmMetrics], batch_size: int) -> str:
+def recommend(metrics: Sequence[ArmMetrics], batch_size: int) -> str:
     """Recommend an arm for a batch size, from the metrics of all arms measured at it."""
-    here = [arm for arm in found if arm.batch_size == batch_size]
+    here = [arm for arm in metrics if arm.batch_size == batch_size]
     targets = [arm for arm in here if arm.kind == "target"]
     policies = [arm for arm in here if arm.kind == "policy"]
     lossless_policies = [arm for arm in policies if arm.lossless]
     alone = max(targets, key=lambda arm: arm.speed)
     best = max(lossless_policies, key=lambda arm: arm.speed, default=None)
-    parts = [_recommend_lossless(best, alone, here)]
+    sentences = [_recommend_lossless(best, alone, here)]
     to_beat = max(arm.speed for arm in here if arm.lossless)
     lossy = [arm for arm in policies if not arm.lossless and arm.speed > to_beat]
     if lossy:
-        parts.append(_describe_lossy(max(lossy, key=lambda arm: arm.speed)))
-    if alone.arm == STATIC and (best is None or not best.arm.endswith(COMPILED)) and parts[0].startswith(STATIC):
-        parts.append("compiled rounds were not measured: --compile")
-    return "; ".join(parts)
+        sentences.append(_describe_lossy(max(lossy, key=lambda arm: arm.speed)))
+    if alone.arm == STATIC and (best is None or not best.arm.endswith(COMPILED)) and sentences[0].startswith(STATIC):
+        sentences.append("compiled rounds were not measured: --compile")
+    return "; ".join(sentences)
 
 
 def _recommend_lossless(fastest: ArmMetrics | None, alone: ArmMetrics, here: Sequence[ArmMetrics]) -> str:
@@ -76,7 +76,7 @@ def _falls_back(arm: ArmMetrics) -> bool:
     """Return whether an arm stops drafting where it does not pay: then it shows the target's speed, not that of drafting."""
     name = arm.policy
     if is_short_form(name):
-        return any(part == FALLBACK for part, _ in list_parts(name))
+        return any(step == FALLBACK for step, _ in list_parts(name))
     return name.endswith(FALLBACK) or f'"{FALLBACK}"' in name  # a stop's name, or a policy's JSON form
 
 

@@ -111,7 +111,7 @@ class ResultFolder(ResultStore):
 
     def finish(
         self,
-        found: Sequence[ArmMetrics],
+        metrics: Sequence[ArmMetrics],
         trial: Sequence[ArmMetrics] = (),
         policy: LossyPolicy | None = None,
         **more: object,
@@ -125,18 +125,18 @@ class ResultFolder(ResultStore):
         lines = [json.dumps(answer.to_dict(), ensure_ascii=False) + "\n" for answer in ordered]
         with self._open, self.run.result() as folder:
             write_text(folder / ANSWERS, "".join(lines))
-            write_text(folder / SUMMARY, format_csv(found, trial))
+            write_text(folder / SUMMARY, format_csv(metrics, trial))
             write_text(folder / RECORD, format_json(self.run.facts | {"found": more}))
             if policy is not None:
                 policy.save_pretrained(folder / "policy")
 
 
-def format_csv(found: Sequence[ArmMetrics], trial: Sequence[ArmMetrics] = ()) -> str:
+def format_csv(metrics: Sequence[ArmMetrics], trial: Sequence[ArmMetrics] = ()) -> str:
     """Return the figures as CSV, a line per arm and batch size; with a trial, a first column names the part of the problems."""
-    text, rows = io.StringIO(), [entry.to_dict() for entry in found]
+    text, rows = io.StringIO(), [entry.to_dict() for entry in metrics]
     if trial:
-        parts = {"trial": trial, "certificate": found}
-        rows = [{"part": part, **entry.to_dict()} for part, figures in parts.items() for entry in figures]
+        stages = {"trial": trial, "certificate": metrics}
+        rows = [{"part": stage, **entry.to_dict()} for stage, figures in stages.items() for entry in figures]
     writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)

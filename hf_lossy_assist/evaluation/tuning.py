@@ -89,24 +89,24 @@ def certify(
     ladders: defaultdict[str, list[Candidate]] = defaultdict(list)
     for step in sorted(steps, key=lambda s: s.place):
         ladders[step.ladder].append(step)
-    found = []
+    results = []
     for ladder in ladders.values():
         share, climbing = delta / len(ladders), True
         for step in ladder:
             trial = tried[step.name]
             harm = harm_bound(trial.harms, trial.problems, share)
             climbing = climbing and harm <= max_loss
-            found.append(
+            results.append(
                 CertificationResult(
                     step, trial, harm, net_bound(trial.harms, trial.gains, trial.problems, share), climbing
                 )
             )
-    return found
+    return results
 
 
-def find_fastest(found: Sequence[CertificationResult]) -> CertificationResult | None:
+def find_fastest(results: Sequence[CertificationResult]) -> CertificationResult | None:
     """Return the fastest certified result, or None."""
-    return max((result for result in found if result.certified), key=lambda result: result.tried.speed, default=None)
+    return max((result for result in results if result.certified), key=lambda result: result.tried.speed, default=None)
 
 
 KINDS: tuple[Kind, ...] = ("rule", "method")  # entries that have ladders
@@ -148,10 +148,10 @@ def expand(text: str) -> list[str]:
     """Return the settings that a text stands for, from strict to lax; the text alone if it names no ladder."""
     if not (is_short_form(text) or text in Names("rule") or text in Names("method")):
         return [text]
-    for name, given in list_parts(text):
-        found = _find_ladder_entry(name)
-        if found is not None and found.ladder is not None and found.ladder[0] not in given:
-            parameter, values = found.ladder
+    for name, options in list_parts(text):
+        entry = _find_ladder_entry(name)
+        if entry is not None and entry.ladder is not None and entry.ladder[0] not in options:
+            parameter, values = entry.ladder
             return [add_parameter(text, name, parameter, value) for value in values]
     return [text]
 
@@ -167,8 +167,8 @@ def _find_ladder_entry(name: str) -> Entry | None:
 
 def _name_ladder(name: str) -> str:
     """Return the name of a single setting's ladder: settings of one rule form a ladder in the order in which they were given."""
-    names = [part for part, _ in list_parts(name)] if is_short_form(name) else [name]
-    return next((part for part in names if _find_ladder_entry(part) is not None), name)
+    names = [step for step, _ in list_parts(name)] if is_short_form(name) else [name]
+    return next((step for step in names if _find_ladder_entry(step) is not None), name)
 
 
 @dataclass(frozen=True)
@@ -247,23 +247,23 @@ def tune_policies(
         len(prompts),
     )
     later = {metrics.arm: metrics for metrics in second.metrics}
-    found = certify(chosen, {s.name: _make_trial(later[s.name]) for s in chosen}, search.max_loss, search.delta)
-    best, lossless = find_fastest(found), later[best_lossless.arm]
+    results = certify(chosen, {s.name: _make_trial(later[s.name]) for s in chosen}, search.max_loss, search.delta)
+    best, lossless = find_fastest(results), later[best_lossless.arm]
     rival = max(lossless, later[TARGET], key=lambda arm: arm.speed).arm
     if best is not None and not _is_faster(second, best.step.name, rival):
         best = None  # a gain over a lossless arm that may be noise does not count
-    return TuningResult(first, second.metrics, found, best, lossless)
+    return TuningResult(first, second.metrics, results, best, lossless)
 
 
 def _make_trial(metrics: ArmMetrics) -> TrialResult:
     return TrialResult(metrics.speed, metrics.worse, metrics.better, metrics.judged)
 
 
-def _is_faster(found: ComparisonResult, arm: str, other: str) -> bool:
+def _is_faster(result: ComparisonResult, arm: str, other: str) -> bool:
     """Return whether an arm is faster than another on the same prompts by more than the interval of their ratio; False for too few batches."""
-    if len({answer.unit for answer in found.answers}) < FEWEST:
+    if len({answer.unit for answer in result.answers}) < FEWEST:
         return False
-    gain = compute_gain(found.answers, arm, other)
+    gain = compute_gain(result.answers, arm, other)
     return (gain.value if gain.low is None else gain.low) > 1
 
 
@@ -282,18 +282,18 @@ def describe_power(problems: int, search: Search, ladders: int) -> str:
 
 
 def make_certificate(
-    found: TuningResult, space: SearchSpace, search: Search, facts: Mapping[str, Any], decoding: Mapping[str, float]
+    result: TuningResult, space: SearchSpace, search: Search, facts: Mapping[str, Any], decoding: Mapping[str, float]
 ) -> Certificate | None:
     """Return the certificate of the chosen setting; None if none was chosen.
 
     Args:
         facts: the run's, as in its record. decoding: settings of all arms.
     """
-    best = found.best
+    best = result.best
     if best is None:
         return None
     metrics, target = (
-        next(metrics for metrics in found.certified if metrics.arm == name) for name in (best.step.name, TARGET)
+        next(metrics for metrics in result.certified if metrics.arm == name) for name in (best.step.name, TARGET)
     )
     models = {
         role: facts[role] | {"weights": facts[f"{role}_weights"], "dtype": facts[f"{role}_dtype"]}

@@ -162,9 +162,9 @@ class Staged(CompanionFilter, name="staged", paper="2308.04623", example={"compa
         inner = Verified(Selection(draft, draft.lengths), companion.log())
         verdict = accept(RuleRun(Strict()), inner, randomness)
         at, rejected = verdict.accepted, verdict.accepted < draft.lengths  # (B,) each
-        place = at.clamp(max=gamma - 1)[:, None]
-        token = torch.where(rejected[:, None], verdict.token[:, None], draft.tokens.gather(1, place))
-        corrected = replace(draft, tokens=draft.tokens.scatter(1, place, token), probs=companion[:, :gamma])
+        slot = at.clamp(max=gamma - 1)[:, None]
+        token = torch.where(rejected[:, None], verdict.token[:, None], draft.tokens.gather(1, slot))
+        corrected = replace(draft, tokens=draft.tokens.scatter(1, slot, token), probs=companion[:, :gamma])
         return Selection(
             corrected,
             torch.minimum(at + 1, draft.lengths),

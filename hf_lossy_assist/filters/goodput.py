@@ -34,9 +34,9 @@ class Schedule:
             rows[:, 0], at
         ]  # (B,) π of the token before
         gain = before[:, None] * accept  # (B, K)
-        row, place = self.order // gamma, self.order % gamma  # (n,)
+        row, slot = self.order // gamma, self.order % gamma  # (n,)
         value = self.gains.reshape(-1)[self.order]
-        counts = ~((row == rows) & (place >= at[:, None]))  # (B, n) without the row's tokens from there on
+        counts = ~((row == rows) & (slot >= at[:, None]))  # (B, n) without the row's tokens from there on
         totals = _totals(np.where(counts, value, 0.0), self.sure)  # (B, n + 1)
         added = np.cumsum(np.pad(counts, ((0, 0), (1, 0))), axis=1)  # (B, n + 1)
         speed = totals / self.seconds[added]

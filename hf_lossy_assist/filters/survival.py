@@ -34,8 +34,8 @@ def describe(draft: Draft) -> torch.Tensor:
     else:
         peak = draft.probs.amax(dim=-1)  # (B, γ)
         odds, certain = torch.logit(peak).nan_to_num(0.0).clamp(-MOST, MOST), (peak >= 1).float()
-    places = (torch.arange(shape[1], device=device) / PLACES).expand(shape)
-    return torch.stack([torch.ones_like(odds), odds, places, certain], dim=-1)
+    slots = (torch.arange(shape[1], device=device) / PLACES).expand(shape)
+    return torch.stack([torch.ones_like(odds), odds, slots, certain], dim=-1)
 
 
 class Survival:
@@ -56,11 +56,11 @@ class Survival:
 
     def learn(self, features: torch.Tensor, sent: torch.Tensor, accepted: torch.Tensor) -> None:
         """Learn from a round: `features` (B, γ, 4), and the numbers of verified and accepted tokens of each row, (B,) int64."""
-        place = torch.arange(features.shape[1], device=features.device)
+        slot = torch.arange(features.shape[1], device=features.device)
         tested = (
-            place < torch.minimum(accepted + 1, sent)[:, None]
+            slot < torch.minimum(accepted + 1, sent)[:, None]
         ).float()  # nothing after a rejected token is tested
-        x, tested, label = features.flatten(0, 1), tested.flatten(), (place < accepted[:, None]).float().flatten()
+        x, tested, label = features.flatten(0, 1), tested.flatten(), (slot < accepted[:, None]).float().flatten()
         evidence = torch.lerp(self.ridge, self.precision, KEEP)
         score = x @ self.weights
         # Jaakkola & Jordan's bound on the curvature: a step never overshoots, however wrong the estimate was.

@@ -92,33 +92,33 @@ class TrimRun(FilterRun):
         self.unfinished, self.target, self.began = unfinished, target, self.now()
 
     def select(self, draft: Draft, companion: torch.Tensor | None, randomness: RandomSource) -> Selection:
-        rows, known, self.drafted = len(draft.tokens), self.known, self.now()
+        rows, estimates, self.drafted = len(draft.tokens), self.known, self.now()
         if draft.gamma == 0:
             return Selection(draft, draft.lengths, sends_all=True)
         self.features = describe(draft)
-        known.survival = known.survival or Survival(draft.tokens.device)
-        price = known.price(rows, self.unfinished)
+        estimates.survival = estimates.survival or Survival(draft.tokens.device)
+        price = estimates.price(rows, self.unfinished)
         if price == 0:
             return Selection(draft, draft.lengths, sends_all=True)
         # This must be known before the round: the padding of a block depends on tokens after those that the filter decides on.
         ragged = isinstance(self.target, RowModel) and self.target.skips_padding(rows * draft.planned / WASTED)
         token, column = (price, 0.0) if ragged else (0.0, rows * price)
-        sent = cut(known.survival.of(self.features), draft.lengths, token, column)
+        sent = cut(estimates.survival.of(self.features), draft.lengths, token, column)
         return Selection(draft, sent, counts=sent.tolist())
 
     def observe(self, selection: Selection, accepted: torch.Tensor, total: int) -> None:
-        end, draft, known = self.now(), selection.draft, self.known
+        end, draft, estimates = self.now(), selection.draft, self.known
         rows, gamma = draft.tokens.shape
-        if gamma == 0 or known.survival is None:
+        if gamma == 0 or estimates.survival is None:
             return
-        known.survival.learn(self.features, selection.sent, accepted)
+        estimates.survival.learn(self.features, selection.sent, accepted)
         read = float(gamma) if selection.counts is None else self._read(selection.counts)
         if self.warm:
             step = (self.drafted - self.began) / gamma
-            known.costs.learn(rows, [self.began + i * step for i in range(gamma + 1)], end, read)
+            estimates.costs.learn(rows, [self.began + i * step for i in range(gamma + 1)], end, read)
         self.warm = True
-        known.add(rows.bit_length(), total / self.unfinished + 1, gamma, read)
-        known.rounds += 1
+        estimates.add(rows.bit_length(), total / self.unfinished + 1, gamma, read)
+        estimates.rounds += 1
 
     def _read(self, counts: Sequence[int]) -> float:
         """Return how many drafted tokens the target has read, as an average over the rows, with padding unless it skips that."""

@@ -131,8 +131,8 @@ class Workers(Processes):
             if there.get("CPU", 0) < needs["num_cpus"] or there.get("GPU", 0) < needs["num_gpus"]:
                 warnings.warn(f"a worker needs {needs}, which the cluster has not: the job waits", stacklevel=2)
             machine = self.find_machine(device_of(models[0])) if self.timed else None
-            numbers = ray.data.from_items([{"unit": number} for number in units], override_num_blocks=blocks)
-            found = numbers.map_batches(
+            rows = ray.data.from_items([{"unit": unit} for unit in units], override_num_blocks=blocks)
+            results = rows.map_batches(
                 UnitWorker,
                 fn_constructor_args=(work, load, versions() | hash_weights(models), machine),
                 compute=ray.data.ActorPoolStrategy(),
@@ -141,7 +141,7 @@ class Workers(Processes):
                 max_task_retries=RETRIES,
                 **needs,
             )
-            for row in rows_of(found):
+            for row in rows_of(results):
                 if row["unit"] < 0:
                     raise ValueError(pickle.loads(row["result"]))
                 write(row["unit"], pickle.loads(row["result"]))

@@ -51,12 +51,12 @@ class Writer:
         """
         if load_models is None:
             model, assistant, tokenizer = load_pair(target, draft, dtype, device)
-            given: dict[str, Any] = {"assistant_model": assistant, "lossy_policy": policy, "tokenizer": tokenizer}
+            arguments: dict[str, Any] = {"assistant_model": assistant, "lossy_policy": policy, "tokenizer": tokenizer}
         elif (target, draft, policy) == (None, None, "strict"):
-            model, given = load_models()
+            model, arguments = load_models()
         else:
             raise ValueError("load_models is in place of target, draft and policy: pass either")
-        self.rows = RowWriter(model, {**given, **settings}, seed=seed, chat=chat)
+        self.rows = RowWriter(model, {**arguments, **settings}, seed=seed, chat=chat)
 
     def __call__(self, batch: Any) -> pa.Table:
         """Return a block with its rows' texts. `batch`: a `pyarrow.Table`, columns by name or a `DataFrame`. Errors are Arrow's."""

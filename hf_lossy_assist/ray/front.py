@@ -45,11 +45,11 @@ class Front:
         except ClientDisconnect:
             return
         replicas = self.replicas.options(session_id=find_session(body)) if body is not None else self.replicas
-        given = {name: scope[name] for name in PASSED if name in scope}, json.dumps(body).encode()
+        request_scope = {name: scope[name] for name in PASSED if name in scope}, json.dumps(body).encode()
         message = LOST
         for _ in range(TRIES):
             try:
-                if await pass_on(replicas.answer.remote(*given), send):
+                if await pass_on(replicas.answer.remote(*request_scope), send):
                     return
             except (BackPressureError, DeploymentUnavailableError) as error:
                 message = one_line(error)
@@ -61,9 +61,9 @@ class Front:
         merged = dict[str, Metric]()
         replies = self.replicas.broadcast("collect_metrics")
         for families in await replies.results_async(timeout_s=10, return_exceptions=True):
-            for found in families if isinstance(families, list) else ():
-                family = merged.setdefault(found.name, Metric(found.name, found.documentation, found.type))
-                family.samples += found.samples
+            for metrics in families if isinstance(families, list) else ():
+                family = merged.setdefault(metrics.name, Metric(metrics.name, metrics.documentation, metrics.type))
+                family.samples += metrics.samples
         page: Any = SimpleNamespace(collect=merged.values)
         return Response(generate_latest(page), media_type=CONTENT_TYPE_LATEST)
 
@@ -120,12 +120,12 @@ def make_front() -> Starlette:
 def find_session(body: object) -> str:
     """Return what requests of a conversation share: `prompt_cache_key`, or a prompt's beginning, or a chat up to its first user's turn."""
     fields = body if isinstance(body, dict) else {}
-    prompt, turns, found = fields.get("prompt"), fields.get("messages"), fields.get("prompt_cache_key")
+    prompt, turns, key = fields.get("prompt"), fields.get("messages"), fields.get("prompt_cache_key")
     if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
         prompt = prompt[0]
-    if found is None and isinstance(turns, list):
+    if key is None and isinstance(turns, list):
         roles = [turn.get("role") if isinstance(turn, dict) else None for turn in turns]
-        found = turns[: roles.index("user") + 1 if "user" in roles else 1]
-    elif found is None and isinstance(prompt, str | list):
-        found = prompt[: BEGINNING if isinstance(prompt, str) else BEGINNING // 4]
-    return hashlib.sha256(json.dumps(found).encode()).hexdigest()
+        key = turns[: roles.index("user") + 1 if "user" in roles else 1]
+    elif key is None and isinstance(prompt, str | list):
+        key = prompt[: BEGINNING if isinstance(prompt, str) else BEGINNING // 4]
+    return hashlib.sha256(json.dumps(key).encode()).hexdigest()

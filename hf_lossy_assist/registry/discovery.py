@@ -54,9 +54,9 @@ def import_builtin_entries() -> None:
     for room in BUILTIN:
         if room not in LOADED:
             with _collecting():
-                made = importlib.import_module(f"{PACKAGE}.{room}")
-                for file in pkgutil.iter_modules(getattr(made, "__path__", ())):
-                    importlib.import_module(f"{made.__name__}.{file.name}")
+                module = importlib.import_module(f"{PACKAGE}.{room}")
+                for file in pkgutil.iter_modules(getattr(module, "__path__", ())):
+                    importlib.import_module(f"{module.__name__}.{file.name}")
             LOADED.add(room)
 
 

@@ -96,8 +96,8 @@ class Entry:
             return {f.name: _find_default(f) for f in dataclasses.fields(self.make) if f.init}
         if inspect.isclass(self.make):  # a drafter that is no dataclass
             return {}
-        given = inspect.signature(self.make).parameters.values()
-        return {p.name: REQUIRED if p.default is p.empty else p.default for p in given}
+        parameters = inspect.signature(self.make).parameters.values()
+        return {p.name: REQUIRED if p.default is p.empty else p.default for p in parameters}
 
     @property
     def required(self) -> list[str]:

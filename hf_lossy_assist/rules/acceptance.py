@@ -15,8 +15,8 @@ class RandomSource(Protocol):
     def coins(self, verified: Verified) -> torch.Tensor:
         """Return (B, γ) float32 in [0, 1)."""
 
-    def draw(self, probs: torch.Tensor, row_ids: torch.Tensor, place: int) -> torch.Tensor:
-        """Draw a token from each distribution (B, V), not necessarily normalised → (B,) int64. `place`: its position in the round."""
+    def draw(self, probs: torch.Tensor, row_ids: torch.Tensor, slot: int) -> torch.Tensor:
+        """Draw a token from each distribution (B, V), not necessarily normalised → (B,) int64. `slot`: its position in the round."""
 
 
 def accept(run: RuleRun, verified: Verified, randomness: RandomSource) -> Verdict:

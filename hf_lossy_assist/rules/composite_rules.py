@@ -13,12 +13,12 @@ from .base import SCOPES, AcceptanceRule, RuleRun, accepted_by
 
 def widest_scope(at_least: str) -> lazy_property[str]:
     """Return a cached property: the widest `scope` of nested rules and `at_least`."""
-    return lazy_property(lambda rule: max((at_least, *(part.scope for part in rule.parts)), key=SCOPES.index))
+    return lazy_property(lambda rule: max((at_least, *(inner.scope for inner in rule.parts)), key=SCOPES.index))
 
 
 def any_part(name: str) -> lazy_property[bool]:
     """Return a cached property: whether any nested rule has the attribute `name`."""
-    return lazy_property(lambda rule: any(getattr(part, name) for part in rule.parts))
+    return lazy_property(lambda rule: any(getattr(inner, name) for inner in rule.parts))
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class CompositeRule(AcceptanceRule):
     @lazy_property
     def depth(self) -> int:
         """The levels of nested composite rules."""
-        return 1 + max(part.depth if isinstance(part, CompositeRule) else 0 for part in self.parts)
+        return 1 + max(inner.depth if isinstance(inner, CompositeRule) else 0 for inner in self.parts)
 
     @lazy_property
     def lossless(self) -> bool:
@@ -119,10 +119,10 @@ class UnionRun(RuleRun):
         return torch.stack([accepted_by(run, verified, coins) for run in self.runs]).any(dim=0)
 
     def unchecked(self, verified: Verified, coins: torch.Tensor | None) -> torch.Tensor | None:
-        found = [
+        masks = [
             run.unchecked(verified, coins) for run in self.runs
         ]  # torch.compile cannot trace := in a comprehension
-        unchecked = [tokens for tokens in found if tokens is not None]
+        unchecked = [tokens for tokens in masks if tokens is not None]
         return torch.stack(unchecked).any(dim=0) if unchecked else None
 
     def choice(self, verified: Verified, coins: torch.Tensor | None, at: torch.Tensor) -> torch.Tensor:

@@ -24,9 +24,9 @@ class Distributions:
         self.logits, self.q, self.tokens = logits, q, tokens
 
     @staticmethod
-    def of(verified: Verified, places: torch.Tensor | None = None) -> "DraftedDistributions":
-        """Return those of the drafted tokens, n = 1: of all, (B, γ), or at `places` (m,) int64, indices from 0 to B·γ − 1."""
-        return DraftedDistributions(verified, places)
+    def of(verified: Verified, slots: torch.Tensor | None = None) -> "DraftedDistributions":
+        """Return those of the drafted tokens, n = 1: of all, (B, γ), or at `slots` (m,) int64, indices from 0 to B·γ − 1."""
+        return DraftedDistributions(verified, slots)
 
     def at(self, values: torch.Tensor) -> torch.Tensor:
         """Gather `values` (..., V) at the tokens, (..., n)."""
@@ -93,8 +93,8 @@ class DraftedDistributions(Distributions):
 
     tokens: torch.Tensor  # (..., 1)
 
-    def __init__(self, verified: Verified, places: torch.Tensor | None):
-        self.verified, self.places = verified, places
+    def __init__(self, verified: Verified, slots: torch.Tensor | None):
+        self.verified, self.places = verified, slots
         self.tokens = self.pick(verified.tokens)
 
     def pick(self, values: torch.Tensor) -> torch.Tensor:
@@ -145,7 +145,7 @@ def answers(
         return open_
     if not looks_are_free(open_):
         return answer(Distributions.of(verified)).squeeze(-1) & open_
-    places = open_.flatten().nonzero().squeeze(-1)
+    slots = open_.flatten().nonzero().squeeze(-1)
     at_once = rows_at_once(2 * verified.logits.shape[-1])  # for both distributions
-    found = [answer(Distributions.of(verified, some)).squeeze(-1) for some in places.split(at_once) if len(some)]
-    return open_.flatten().index_copy(0, places, torch.cat(found)).view_as(open_) if found else open_
+    values = [answer(Distributions.of(verified, some)).squeeze(-1) for some in slots.split(at_once) if len(some)]
+    return open_.flatten().index_copy(0, slots, torch.cat(values)).view_as(open_) if values else open_

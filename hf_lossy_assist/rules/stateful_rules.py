@@ -77,11 +77,11 @@ class CSDRun(RuleRun):
 
     def _known(self, verified: Verified) -> torch.Tensor:
         """Return which drafted tokens form a known pair, (B, γ) bool."""
-        known, out = set(self.rule.known), torch.zeros_like(verified.tokens, dtype=torch.bool)
+        known_pairs, out = set(self.rule.known), torch.zeros_like(verified.tokens, dtype=torch.bool)
         for b, (row, pairs) in enumerate(zip(verified.row_ids.tolist(), self._pairs(verified), strict=True)):
             seen = self.rejected.get(row, Counter())
             for i, pair in enumerate(pairs):
-                out[b, i] = pair in known or seen[pair] >= self.rule.seen
+                out[b, i] = pair in known_pairs or seen[pair] >= self.rule.seen
         return out
 
     @staticmethod

@@ -16,7 +16,7 @@ def auroc(
     scores: np.ndarray,
     positive: np.ndarray,
     texts: np.ndarray,
-    parts: np.ndarray | None = None,
+    strata: np.ndarray | None = None,
     confidence: float = 0.95,
 ) -> Estimate:
     """Return P(a positive token scores higher than a negative one), ties counting half, and its interval.
@@ -29,26 +29,26 @@ def auroc(
         scores: (N,).
         texts: (N,) index of each token's text.
         positive: (N,) bool, or the probability from 0 to 1 that each token is positive.
-        parts: (N,) int, if scores are comparable only within a part (fold): the value is the mean over the parts.
+        strata: (N,) int, if scores are comparable only within a part (fold): the value is the mean over the parts.
 
     Returns: an estimate whose bounds are None for a single text. Raises: `ValueError` if a part lacks one of the labels.
     """
     positive = np.asarray(positive, dtype=float)
-    parts = np.zeros(len(scores), dtype=int) if parts is None else parts
-    ranked = [_Ranked(scores, positive, mask) for mask in (parts == part for part in np.unique(parts))]
+    strata = np.zeros(len(scores), dtype=int) if strata is None else strata
+    ranked = [_Ranked(scores, positive, mask) for mask in (strata == stratum for stratum in np.unique(strata))]
     whole = np.ones(len(scores))
-    if any(math.isnan(part.auroc(whole)) for part in ranked):
+    if any(math.isnan(stratum.auroc(whole)) for stratum in ranked):
         raise ValueError("an AUROC needs tokens of both labels, and here there is only one")
     value = _mean(ranked, whole)
-    names, place = np.unique(texts, return_inverse=True)
+    names, index = np.unique(texts, return_inverse=True)
     if len(names) < 2:
         return Estimate(value, None, None)
     random = np.random.default_rng(SEED)
     draws = (random.integers(0, len(names), len(names)) for _ in range(RESAMPLES))
-    found = np.array([_mean(ranked, np.bincount(draw, minlength=len(names))[place]) for draw in draws])
+    resampled = np.array([_mean(ranked, np.bincount(draw, minlength=len(names))[index]) for draw in draws])
     tail = (1 - confidence) / 2
     # A resample without one of the labels has no AUROC.
-    low, high = np.quantile(found[~np.isnan(found)], (tail, 1 - tail))
+    low, high = np.quantile(resampled[~np.isnan(resampled)], (tail, 1 - tail))
     other = newcombe(value, positive.sum(), (1 - positive).sum(), confidence)
     return Estimate(value, min(float(low), other[0]), max(float(high), other[1]))
 
@@ -89,5 +89,5 @@ class _Ranked:
 
 def _mean(ranked: list[_Ranked], weights: np.ndarray) -> float:
     """Return the mean over the parts with both labels."""
-    found = [value for value in (part.auroc(weights) for part in ranked) if not math.isnan(value)]
-    return sum(found) / len(found) if found else math.nan
+    values = [value for value in (stratum.auroc(weights) for stratum in ranked) if not math.isnan(value)]
+    return sum(values) / len(values) if values else math.nan

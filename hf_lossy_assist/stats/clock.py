@@ -37,12 +37,12 @@ class TargetAlone:
     kind: str
 
     @classmethod
-    def sum(cls, parts: Sequence["TargetAlone | None"]) -> "TargetAlone | None":
+    def sum(cls, calls: Sequence["TargetAlone | None"]) -> "TargetAlone | None":
         """Add the estimates of several calls; the sum has the weakest `kind`, and is None if an estimate is missing."""
-        known = [part for part in parts if part is not None]
-        if not known or len(known) < len(parts):
+        measured = [call for call in calls if call is not None]
+        if not measured or len(measured) < len(calls):
             return None
-        return cls(sum(part.seconds for part in known), max((part.kind for part in known), key=KINDS.index))
+        return cls(sum(call.seconds for call in measured), max((call.kind for call in measured), key=KINDS.index))
 
 
 def estimate_target_alone(
@@ -102,40 +102,40 @@ class Clock:
         self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event, tuple[int, int] | None]] = []
 
     @contextmanager
-    def time(self, part: str, read: tuple[int, int] | None = None) -> Iterator[None]:
-        """Count and time one forward of `part`; `read`: its rows and total tokens, to record the forward."""
-        self.forwards[part] += 1
+    def time(self, stage: str, read: tuple[int, int] | None = None) -> Iterator[None]:
+        """Count and time one forward of `stage`; `read`: its rows and total tokens, to record the forward."""
+        self.forwards[stage] += 1
         if self.cuda:
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             begin.record()
             yield
             end.record()
-            self._events.append((part, begin, end, read))
+            self._events.append((stage, begin, end, read))
         else:
             began = time.perf_counter()
             yield
-            self._add(part, time.perf_counter() - began, read)
+            self._add(stage, time.perf_counter() - began, read)
 
-    def count(self, part: str, forwards: int) -> None:
-        """Count forwards of `part` that ran inside another part's time."""
-        self.forwards[part] += forwards
+    def count(self, stage: str, forwards: int) -> None:
+        """Count forwards of `stage` that ran inside another part's time."""
+        self.forwards[stage] += forwards
 
     def add(self, other: "Clock") -> None:
         """Add the counts and seconds of another clock, which must not be used any more."""
         self.forwards.update(other.forwards)
-        for part, spent in other.seconds().items():
-            self._seconds[part] += spent
+        for stage, spent in other.seconds().items():
+            self._seconds[stage] += spent
 
-    def _add(self, part: str, seconds: float, read: tuple[int, int] | None) -> None:
-        self._seconds[part] += seconds
+    def _add(self, stage: str, seconds: float, read: tuple[int, int] | None) -> None:
+        self._seconds[stage] += seconds
         if read is not None:
             self.reads.append(ForwardRecord(*read, seconds))
 
     def seconds(self) -> dict[str, float]:
         if self._events:
             torch.cuda.synchronize()
-            for part, begin, end, read in self._events:
-                self._add(part, begin.elapsed_time(end) / 1000, read)
+            for stage, begin, end, read in self._events:
+                self._add(stage, begin.elapsed_time(end) / 1000, read)
             self._events.clear()
         return dict(self._seconds)
 

@@ -28,8 +28,8 @@ class Estimate(NamedTuple):
 
 def wilson(hits: int, count: int, confidence: float = 0.95) -> Estimate:
     """Return the share `hits` / `count` with Wilson's score interval. `count` ≥ 1."""
-    found = scipy.stats.binomtest(hits, count).proportion_ci(confidence, method="wilson")
-    return Estimate(hits / count, float(found.low), float(found.high))
+    interval = scipy.stats.binomtest(hits, count).proportion_ci(confidence, method="wilson")
+    return Estimate(hits / count, float(interval.low), float(interval.high))
 
 
 def mcnemar(better: int, worse: int) -> float:

@@ -140,8 +140,8 @@ class SpeculationStats:
         seconds: defaultdict[str, float] = defaultdict(float)
         for call in calls:
             forwards.update(call.forwards)
-            for part, spent in call.seconds.items():
-                seconds[part] += spent
+            for stage, spent in call.seconds.items():
+                seconds[stage] += spent
         return cls(
             [row for call in calls for row in call.rows],
             max(call.num_spec_tokens for call in calls),
@@ -174,7 +174,7 @@ class SpeculationStats:
         by_length: dict[int, list[int]] = {}
         for (sent, accepted), count in sorted(r.steps.items()):
             by_length.setdefault(sent, [0] * (sent + 1))[accepted] += count
-        accepted_at = [sum(c for (_, n), c in r.steps.items() if n > place) for place in range(self.num_spec_tokens)]
+        accepted_at = [sum(c for (_, n), c in r.steps.items() if n > slot) for slot in range(self.num_spec_tokens)]
         out = {
             "mean_acceptance_length": r.mean_acceptance_length,
             "draft_acceptance_rate": r.num_accepted_draft_tokens / r.num_draft_tokens if r.num_draft_tokens else 0.0,
@@ -183,7 +183,7 @@ class SpeculationStats:
             **{name: getattr(r, name) for name in COUNTS},
             "num_spec_tokens": self.num_spec_tokens,
             "lossy_share_by_position": _trim(
-                [r.lossy_by_position[place] / n if n else 0.0 for place, n in enumerate(accepted_at)]
+                [r.lossy_by_position[slot] / n if n else 0.0 for slot, n in enumerate(accepted_at)]
             ),
         }
         for name, value in (("mean", r.overshoot_sum / max(r.num_lossy_accepts, 1)), ("max", r.overshoot_max)):
@@ -200,7 +200,7 @@ class SpeculationStats:
             **{name: getattr(self, name) for name in COMPILED},
             "eager_because": self.eager_because,
             "forwards": dict(self.forwards),
-            "seconds": {part: round(s, 6) for part, s in self.seconds.items()},
+            "seconds": {stage: round(s, 6) for stage, s in self.seconds.items()},
             "target_alone_seconds": None if self.alone is None else round(self.alone.seconds, 6),
             "target_alone_estimate": None if self.alone is None else self.alone.kind,
         }
@@ -245,7 +245,7 @@ class SpeculationStats:
 
     def table(self) -> Table:
         """Return the statistics as a `rich.table.Table`."""
-        s, parts = self.summary(), sorted(self.forwards)
+        s, stages = self.summary(), sorted(self.forwards)
         several = f" of {len(self.rows)} rows, added up" if len(self.rows) > 1 else ""
         table = Table("speculation", "", title=None, show_edge=False)
         table.columns[1].justify = "right"
@@ -264,9 +264,9 @@ class SpeculationStats:
             share = s["num_unchecked_tokens"] / s["num_new_tokens"]
             row = f"{s['num_unchecked_tokens']} ({share:.1%} of the new tokens)"
             table.add_row("never checked by the target", row)
-        for part in parts:
-            together = f"{part} forwards{', each of all rows' if several and part == 'target' else ''}"
-            table.add_row(together, f"{self.forwards[part]} in {self.seconds.get(part, 0.0):.3f} s")
+        for stage in stages:
+            together = f"{stage} forwards{', each of all rows' if several and stage == 'target' else ''}"
+            table.add_row(together, f"{self.forwards[stage]} in {self.seconds.get(stage, 0.0):.3f} s")
         if self.alone is not None:
             table.add_row(f"target alone, estimated seconds ({self.alone.kind})", f"{self.alone.seconds:.3f}")
             table.caption, table.caption_justify = self.advice(), "left"

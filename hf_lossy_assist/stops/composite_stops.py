@@ -15,15 +15,15 @@ from .base import DraftStop, Scores, StopRun, check_stop
 
 def over_parts(combine: Callable[[Iterable[Any]], Any], name: str) -> Any:
     """Return a cached property that combines attribute `name` of the nested stops."""
-    return cached_property(lambda stop: combine(getattr(part, name) for part in stop.parts))
+    return cached_property(lambda stop: combine(getattr(inner, name) for inner in stop.parts))
 
 
 def to_parts(name: str) -> Callable[..., None]:
     """Return a method that calls the method `name` of every nested run."""
 
     def forward(run: "CompositeStopRun", *args: object) -> None:
-        for part in run.parts:
-            getattr(part, name)(*args)
+        for inner in run.parts:
+            getattr(inner, name)(*args)
 
     return forward
 
@@ -41,8 +41,8 @@ class CompositeStop(DraftStop):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for part in self.parts:
-            check_stop(type(self).__name__, part)
+        for inner in self.parts:
+            check_stop(type(self).__name__, inner)
 
     @property
     def parts(self) -> tuple[DraftStop, ...]:
@@ -52,8 +52,8 @@ class CompositeStop(DraftStop):
     def check(
         self, target: PreTrainedModel, draft: PreTrainedModel | None, tokenizer: PreTrainedTokenizerBase | None = None
     ) -> None:
-        for part in self.parts:
-            part.check(target, draft, tokenizer)
+        for inner in self.parts:
+            inner.check(target, draft, tokenizer)
 
 
 class CompositeStopRun(StopRun):
@@ -63,7 +63,7 @@ class CompositeStopRun(StopRun):
 
     def __init__(self, settings: CompositeStop, rows: int):
         super().__init__(settings)
-        self.parts = [part.start(rows) for part in settings.parts]
+        self.parts = [inner.start(rows) for inner in settings.parts]
 
     pair, drafting, stopped = to_parts("pair"), to_parts("drafting"), to_parts("stopped")
     observe, interrupted = to_parts("observe"), to_parts("interrupted")
@@ -73,12 +73,12 @@ class CompositeStopRun(StopRun):
 
     @property
     def may_run_ahead(self) -> bool:
-        return self.is_of_package and all(part.may_run_ahead for part in self.parts)
+        return self.is_of_package and all(inner.may_run_ahead for inner in self.parts)
 
     def read(self, answers: Sequence[torch.Tensor]) -> list[list[int]]:
         """Let a joint part read what it needs in the same device sync."""
-        readers = [part for part in self.parts if part.settings.joint]
-        return [part.read(answers) for part in readers][0] if readers else super().read(answers)
+        readers = [inner for inner in self.parts if inner.settings.joint]
+        return [inner.read(answers) for inner in readers][0] if readers else super().read(answers)
 
     def after_token(
         self, input_ids: torch.Tensor, scores: Scores, *, rows: Sequence[int], **more: torch.Tensor | None
@@ -87,8 +87,8 @@ class CompositeStopRun(StopRun):
 
     def take(self, row: int, other: StopRun) -> None:
         assert isinstance(other, CompositeStopRun)
-        for part, other_part in zip(self.parts, other.parts, strict=True):
-            part.take(row, other_part)
+        for inner, other_part in zip(self.parts, other.parts, strict=True):
+            inner.take(row, other_part)
 
 
 class AnyOf(CompositeStop, name="any_of", example={"stops": ["svip", "constant"]}):
@@ -136,7 +136,7 @@ class AnyOfRun(CompositeStopRun):
 
     def begin_round(self, rows: list[int]) -> list[int]:
         self.drafted = 0
-        limits = zip(*(part.begin_round(rows) for part in self.parts), strict=True)
+        limits = zip(*(inner.begin_round(rows) for inner in self.parts), strict=True)
         self.planned = dict(zip(rows, limits, strict=True))
         return [(max if self.settings.every else min)(self.planned[row]) for row in rows]
 
@@ -144,7 +144,7 @@ class AnyOfRun(CompositeStopRun):
         self, input_ids: torch.Tensor, scores: Scores, *, rows: Sequence[int], **more: torch.Tensor | None
     ) -> torch.Tensor:
         self.drafted += 1
-        answers = [part.after_token(input_ids, scores, rows=rows, **more) for part in self.parts]
+        answers = [inner.after_token(input_ids, scores, rows=rows, **more) for inner in self.parts]
         stops = torch.stack([answer.to(input_ids.device) for answer in answers])  # (parts, B)
         if not self.settings.every:
             return stops.any(dim=0)

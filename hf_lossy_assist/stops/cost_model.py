@@ -59,11 +59,9 @@ class AcceptanceEstimate:
 
     def learn(self, bins: np.ndarray, drafted: np.ndarray, accepted: np.ndarray) -> None:
         """Add a round: the bins of its tokens (B, γ), and each row's numbers of drafted and accepted tokens, (B,) each."""
-        place = np.arange(bins.shape[1])
-        taken = place < accepted[:, None]
-        tested = (
-            place < np.minimum(accepted + 1, drafted)[:, None]
-        )  # nothing after the first rejected token was tested
+        slot = np.arange(bins.shape[1])
+        taken = slot < accepted[:, None]
+        tested = slot < np.minimum(accepted + 1, drafted)[:, None]  # nothing after the first rejected token was tested
         self.tested = KEEP * self.tested + np.bincount(bins[tested], minlength=BINS)
         self.accepted = KEEP * self.accepted + np.bincount(bins[taken], minlength=BINS)
 
@@ -182,12 +180,12 @@ class CostModel:
     def of(self, *amounts: float) -> float:
         """Return the predicted seconds for these amounts."""
         with self._lock:
-            parts = self._parts = self._parts or self._fit()
-        return sum(part * amount for part, amount in zip(parts, amounts, strict=True))
+            coefficients = self._parts = self._parts or self._fit()
+        return sum(coefficient * amount for coefficient, amount in zip(coefficients, amounts, strict=True))
 
     def _fit(self) -> list[float]:
         """Fit the seconds per amount: robust least squares with a weak prior of equal parts, which decides if all sizes are equal."""
-        points = [(amounts, seconds) for amounts, each in self.points.items() for seconds in each]
+        points = [(amounts, seconds) for amounts, measured in self.points.items() for seconds in measured]
         x, y = np.array([amounts for amounts, _ in points], float), np.array([seconds for _, seconds in points])
         scale = x.max(axis=0)
         x /= scale
@@ -195,7 +193,7 @@ class CostModel:
         weights, far = np.ones(len(y)), FAR * np.median(y)
         for _ in range(3):
             gram = (x.T * weights) @ x + STIFF * np.eye(x.shape[1])
-            parts = guess + np.linalg.solve(gram, (x.T * weights) @ (y - x @ guess))
-            off = np.abs(y - x @ parts)
+            coefficients = guess + np.linalg.solve(gram, (x.T * weights) @ (y - x @ guess))
+            off = np.abs(y - x @ coefficients)
             weights = far / np.maximum(off, far) if far > 0 else weights
-        return (np.maximum(parts, 0) / scale).tolist()
+        return (np.maximum(coefficients, 0) / scale).tolist()

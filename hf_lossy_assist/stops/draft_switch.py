@@ -91,9 +91,9 @@ class DraftSwitch:
         self.drafts = True  # whether this round may draft
         self.tries = False  # whether it is one of a trial, or measures a plain round
 
-    def recall_from(self, known: dict[int, Remembered]) -> bool:
+    def recall_from(self, memory: dict[int, Remembered]) -> bool:
         """Continue from calls with the same models, by ⌊log₂ rows⌋ + 1; return whether this call begins without drafts."""
-        self.known = known
+        self.known = memory
         return self._recall() and not self.on
 
     def _recall(self) -> bool:

@@ -173,7 +173,7 @@ class JointRun(StopRun):
         self.since = self.now()
         least, most = (-1.0, Constant.gamma) if self.least is None else (self.least, 0)
         falls = self.known.accepted.share**self.settings.exponent
-        least *= block / sum(falls**place for place in range(block))
+        least *= block / sum(falls**slot for slot in range(block))
         return JointTensors(self.edges, self.factors, on_device([least], device, torch.float32)[0]), most
 
     def forget_round(self) -> None:

@@ -96,8 +96,8 @@ def problems(n: int, seed: int = 0, split: str = "test") -> list[WordProblem]:
 
 def answer(text: str) -> int | None:
     """Return the number in the last "The answer is N." of `text`, or None if there is none."""
-    numbers = re.findall(r"The answer is (\d+)\.", text)
-    return int(numbers[-1]) if numbers else None
+    results = re.findall(r"The answer is (\d+)\.", text)
+    return int(results[-1]) if results else None
 
 
 class DemoTask(AnswerTask):

@@ -105,18 +105,18 @@ class PromptFile:
             return {"error": one_line(error)}
         return values
 
-    def encode(self, part: "list[JSONObject] | pa.Table") -> bytes:
+    def encode(self, rows: "list[JSONObject] | pa.Table") -> bytes:
         """Return a part in the file's format."""
-        if isinstance(part, list):
-            return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in part).encode()
+        if isinstance(rows, list):
+            return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
         data = io.BytesIO()
-        pq.write_table(part, data)
+        pq.write_table(rows, data)
         return data.getvalue()
 
-    def count_errors(self, parts: Iterable[Path]) -> tuple[int, str | None]:
+    def count_errors(self, paths: Iterable[Path]) -> tuple[int, str | None]:
         """Return how many rows of written parts have an error, and the first of them."""
         count, first = 0, None
-        for path in parts:
+        for path in paths:
             if path.suffix == ".parquet":
                 errors = pq.read_table(path, columns=["error"])["error"].drop_null().to_pylist()
             else:

@@ -51,11 +51,11 @@ class Evidence:
 
     def metrics(self) -> dict[str, object]:
         """Return the entries for the head's config."""
-        found: dict[str, object] = dict(zip(("auroc", "auroc_low", "auroc_high"), self.auroc, strict=True))
-        found |= {f"held_out_{self.unit}s": self.texts}
-        found |= {f"held_out_{label}": count for label, count in self.counts.items()}
-        found |= {"verdict": self.verdict, "warning": self.warning}
-        return {name: value for name, value in found.items() if value is not None}
+        figures: dict[str, object] = dict(zip(("auroc", "auroc_low", "auroc_high"), self.auroc, strict=True))
+        figures |= {f"held_out_{self.unit}s": self.texts}
+        figures |= {f"held_out_{label}": count for label, count in self.counts.items()}
+        figures |= {"verdict": self.verdict, "warning": self.warning}
+        return {name: value for name, value in figures.items() if value is not None}
 
     def __str__(self) -> str:
         value, low, high = self.auroc
@@ -108,15 +108,15 @@ def _wilson(hits: int, count: int) -> tuple[float, float, float]:
 
 def add_intervals(rows: Sequence[dict[str, float]], counts: dict[str, int]) -> list[dict[str, float]]:
     """Return rows of thresholds with Wilson's `…_low` and `…_high` of each share; `counts`: number of tokens behind each."""
-    found = []
+    intervals = []
     for row in rows:
         more: dict[str, float] = {}
         for name, count in counts.items():
             if count:
                 _, low, high = _wilson(round(row[name] * count), count)
                 more |= {f"{name}_low": low, f"{name}_high": high}
-        found.append(row | more)
-    return found
+        intervals.append(row | more)
+    return intervals
 
 
 def bin_probabilities(probabilities: np.ndarray, labels: np.ndarray) -> list[tuple[float, float, int]]:

@@ -64,8 +64,8 @@ def split_prompts(prompt: torch.Tensor, seed: int) -> dict[str, torch.Tensor]:
         )
     shuffled = names[torch.randperm(len(names), generator=torch.Generator().manual_seed(seed))]
     ends = [round(len(names) * sum(SHARES[: i + 1])) for i in range(2)]
-    parts = [torch.isin(prompt, part) for part in shuffled.tensor_split(ends)]
-    return dict(zip(("training", "early stopping", "test"), parts, strict=True))
+    masks = [torch.isin(prompt, prompts) for prompts in shuffled.tensor_split(ends)]
+    return dict(zip(("training", "early stopping", "test"), masks, strict=True))
 
 
 def train_head(
@@ -73,14 +73,14 @@ def train_head(
     features: torch.Tensor,
     y: torch.Tensor,
     weight: torch.Tensor,
-    parts: Mapping[str, torch.Tensor],
+    splits: Mapping[str, torch.Tensor],
     settings: HeadFitSettings,
 ) -> Head:
     """Train a head that reads raw `features` (N, H) and predicts `y` (N,) in [0, 1]; `weight` (N,): of each record in the loss.
 
-    `parts`: from `split_prompts`.
+    `splits`: from `split_prompts`.
     """
-    train, valid = parts["training"], parts["early stopping"]
+    train, valid = splits["training"], splits["early stopping"]
     generator = torch.Generator().manual_seed(settings.seed)
     mean, scale = features[train].mean(dim=0), features[train].std(dim=0).clamp(min=1e-6)
     x = (features - mean) / scale
@@ -159,17 +159,17 @@ def fit_labels(
 
     Raises: `ValueError` if a part of the split has only one of the two labels.
     """
-    parts = split_prompts(table.prompt, settings.seed)
-    for name, part in parts.items():
-        share = float(labels[part].mean())
+    splits = split_prompts(table.prompt, settings.seed)
+    for name, mask in splits.items():
+        share = float(labels[mask].mean())
         if not 0 < share < 1:
             raise ValueError(f"the {name} prompts have only one label ({share:.0%} acceptable); collect more prompts")
-    y, weight, shift = weigh(parts["training"])
-    head = train_head(config, table.features, y, weight, parts, settings)
+    y, weight, shift = weigh(splits["training"])
+    head = train_head(config, table.features, y, weight, splits, settings)
     with torch.no_grad():
         head.linear.bias += shift  # type: ignore[union-attr, operator]
-    report = measure(head, table.of(parts["test"]))
-    sizes = [int(part.sum()) for part in parts.values()]
+    report = measure(head, table.of(splits["test"]))
+    sizes = [int(mask.sum()) for mask in splits.values()]
     training = {
         "prompts": table.facts["source"] or "not named",
         "number_of_prompts": table.facts["prompts"],
@@ -194,8 +194,8 @@ def write_fitted(head: Head, out: str | Path, plots: Mapping[str, Figure], folds
     with new_folder(out) as folder:
         for name, figure in plots.items():
             save_figure(figure, folder / name)
-        for part, one in ((folder, head), *((folder / f"fold-{k}", fold) for k, fold in enumerate(folds))):
-            part.mkdir(exist_ok=True)
-            one.write(part)
-            write_card(head_card(one.config, plots=list(plots) if one is head else ()), part / "README.md")
+        for target_folder, one in ((folder, head), *((folder / f"fold-{k}", fold) for k, fold in enumerate(folds))):
+            target_folder.mkdir(exist_ok=True)
+            one.write(target_folder)
+            write_card(head_card(one.config, plots=list(plots) if one is head else ()), target_folder / "README.md")
     head.source = str(out)

@@ -68,8 +68,8 @@ def describe_run(
 
 def recorded_weights(facts: Mapping[str, object]) -> dict[str, str]:
     """Return `HeadConfig.model_weights` from the record of a run; records of older versions have none."""
-    found = {role: (facts.get(f"{role}_dtype"), facts.get(f"{role}_weights")) for role in ("target", "draft")}
-    return {role: ":".join(map(str, pair)) for role, pair in found.items() if None not in pair}
+    weights = {role: (facts.get(f"{role}_dtype"), facts.get(f"{role}_weights")) for role in ("target", "draft")}
+    return {role: ":".join(map(str, pair)) for role, pair in weights.items() if None not in pair}
 
 
 def continue_prompts(
@@ -98,8 +98,8 @@ def continue_prompts(
     )
     out = type(target).generate(target, ids, attention_mask=mask, generation_config=config, custom_generate=runner)
     rows = (out if isinstance(out, torch.Tensor) else out.sequences)[:, width:].tolist()
-    known = end_tokens(target.generation_config)
-    return [row[: next((i + 1 for i, token in enumerate(row) if token in known), len(row))] for row in rows]
+    end_ids = end_tokens(target.generation_config)
+    return [row[: next((i + 1 for i, token in enumerate(row) if token in end_ids), len(row))] for row in rows]
 
 
 def refuse_blank(prompts: Sequence[str]) -> None:

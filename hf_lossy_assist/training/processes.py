@@ -27,7 +27,7 @@ Models: TypeAlias = "tuple[PreTrainedModel, DraftModel | None, PreTrainedTokeniz
 class TellUnit(Protocol):
     """A function to call with a unit's number, the share of it that is done, and what is being done now."""
 
-    def __call__(self, number: int, part: float, what: str = "") -> None: ...
+    def __call__(self, index: int, portion: float, what: str = "") -> None: ...
 
 
 Work: TypeAlias = Callable[[M, Sequence[int], TellUnit], Iterable[tuple[int, T]]]
@@ -103,15 +103,15 @@ class Processes:
         share, done = self.share(units), dict[int, float]()
         with Bar(len(share), *named, quiet=not self.first) as bar:
 
-            def tell(number: int, part: float, what: str = "") -> None:
+            def tell(index: int, portion: float, what: str = "") -> None:
                 if what:
                     bar.say(what)
-                done[number] = part
+                done[index] = portion
                 bar.to(sum(done.values()))
 
-            for number, result in work(models, share, tell):
-                write(number, result)
-                tell(number, 1.0)
+            for index, result in work(models, share, tell):
+                write(index, result)
+                tell(index, 1.0)
         self.wait()
 
     def wait(self) -> None:

@@ -44,7 +44,7 @@ def folders(out: str | Path) -> tuple[Path, Path]:
 
 def name_units(count: int, ending: str) -> list[str]:
     """Return the file names of the units of a run."""
-    return [f"{number:05d}.{ending}" for number in range(count)]
+    return [f"{index:05d}.{ending}" for index in range(count)]
 
 
 class RunFolder:
@@ -166,14 +166,14 @@ class RunFolder:
 
 
 def _make_units(
-    make: Callable[[Models, int, Tell], bytes], seed: int, models: Models, numbers: Sequence[int], tell: TellUnit
+    make: Callable[[Models, int, Tell], bytes], seed: int, models: Models, indices: Sequence[int], tell: TellUnit
 ) -> Iterator[tuple[int, bytes]]:
     device = models[0].device
-    for number in numbers:
+    for index in indices:
         with fork_random(device):
-            torch.manual_seed(seed * 1_000_003 + number)
-            data = make(models, number, partial(tell, number))
-        yield number, data
+            torch.manual_seed(seed * 1_000_003 + index)
+            data = make(models, index, partial(tell, index))
+        yield index, data
 
 
 def finish_dataset(

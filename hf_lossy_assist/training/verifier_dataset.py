@@ -56,10 +56,10 @@ def make_data_card(facts: JSONObject, data: "Dataset") -> str:
     counts = [(name, kind == k) for k, name in enumerate(data.features["kind"].names)]
     table = [(name, int(rows.sum()), float(fits[rows].sum() / rows.sum().clamp(min=1))) for name, rows in counts]
     features = FeatureSpec(**facts["settings"]["features"])
-    found = find_method_for_head("acceptable", features.position)
+    method = find_method_for_head("acceptable", features.position)
     target = ModelIdentity.from_dict(facts["target"])
-    shown = {"table": table, "method": found, "tokens": len(data), "target": target, "features": features}
-    return data_card("data.md", found.name, facts, **shown)
+    shown = {"table": table, "method": method, "tokens": len(data), "target": target, "features": features}
+    return data_card("data.md", method.name, facts, **shown)
 
 
 def assemble(run: RunFolder, names: Sequence[str]) -> None:

@@ -100,4 +100,4 @@ def test_what_has_no_interval_and_what_no_value():
     with pytest.raises(ValueError, match="both labels"):
         auroc(scores, np.zeros(30), text)
     with pytest.raises(ValueError, match="both labels"):
-        auroc(scores, positive, text, parts=positive.astype(int))
+        auroc(scores, positive, text, strata=positive.astype(int))

@@ -45,12 +45,12 @@ class JudgeSettings:
     max_iter: int = 500
 
     def __post_init__(self) -> None:
-        for name, given, known in (
+        for name, value, choices in (
             ("--features", self.model, tuple(SOURCES)),
             ("--position", self.position, POSITIONS),
         ):
-            if given not in known:
-                raise ValueError(f"{name}: expected one of {', '.join(known)}, got {shown(given)}")
+            if value not in choices:
+                raise ValueError(f"{name}: expected one of {', '.join(choices)}, got {shown(value)}")
         check_number("--recall", self.recall, 0.0, 1.0)
         check_int("--folds", 0 if self.folds is None else self.folds, 0)
         if self.folds == 1:
@@ -78,16 +78,16 @@ def split(problem: np.ndarray, folds: int, seed: int, important: np.ndarray | No
         without = ~np.isin(shuffled, problem[important])
         shuffled = shuffled[np.argsort(without, kind="stable")]
     groups = [shuffled[k::folds] for k in range(folds)] or [shuffled[: max(1, round(HELD_OUT * len(names)))]]
-    held = [np.isin(problem, group) for group in groups]
-    return [(~mask, mask) for mask in held]
+    held_out = [np.isin(problem, group) for group in groups]
+    return [(~mask, mask) for mask in held_out]
 
 
 def choose_folds(problem: np.ndarray, important: np.ndarray, seed: int) -> int:
     """Return 0 if one split holds out `FEWEST` tokens of each label, else `FOLDS`, or the number of problems with each label if that is smaller."""
     if len(np.unique(problem)) < FEWEST_PROBLEMS:
         return 0  # `split` refuses so few problems
-    [(_, held)] = split(problem, 0, seed)
-    if min(important[held].sum(), (~important[held]).sum()) >= FEWEST:
+    [(_, held_out)] = split(problem, 0, seed)
+    if min(important[held_out].sum(), (~important[held_out]).sum()) >= FEWEST:
         return 0
     folds = min(FOLDS, *(len(np.unique(problem[mask])) for mask in (important, ~important)))
     return folds if folds > 1 else 0
@@ -120,16 +120,16 @@ def fit_classifier(x: np.ndarray, y: np.ndarray, c: float, settings: JudgeSettin
     return pipeline, int(any(issubclass(warning.category, ConvergenceWarning) for warning in caught))
 
 
-def train(x: np.ndarray, y: np.ndarray, parts: Parts, settings: JudgeSettings, c: float) -> Trained:
+def train(x: np.ndarray, y: np.ndarray, splits: Parts, settings: JudgeSettings, c: float) -> Trained:
     """Fit a classifier with this C on each part."""
     from sklearn.metrics import roc_auc_score
 
     fitted, unconverged, aurocs = [], 0, []
-    for training, held in parts:
+    for training, test in splits:
         pipeline, late = fit_classifier(x[training], y[training], c, settings)
         fitted.append(pipeline)
         unconverged += late
-        aurocs.append([roc_auc_score(y[mask], pipeline.predict_proba(x[mask])[:, 1]) for mask in (held, training)])
+        aurocs.append([roc_auc_score(y[mask], pipeline.predict_proba(x[mask])[:, 1]) for mask in (test, training)])
     held_out, seen = (float(mean) for mean in np.mean(aurocs, axis=0))
     return Trained(fitted, held_out, seen, unconverged)
 

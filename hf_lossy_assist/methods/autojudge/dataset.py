@@ -105,16 +105,16 @@ def summarise(mined: Sequence[Mined], max_new_tokens: int) -> dict[str, int]:
 
 def make_data_card(facts: JSONObject) -> str:
     """Return the README.md of a mined dataset as text."""
-    found, target = facts["found"], facts["target"]
+    counts, target = facts["found"], facts["target"]
     target = ModelIdentity.from_dict(target) if target else f"{facts['served']} at {facts['served_at']}"
-    share = found["important"] / max(found["mismatches"], 1)
-    return data_card("mined.md", "autojudge", facts, found=found, share=share, target=target)
+    share = counts["important"] / max(counts["mismatches"], 1)
+    return data_card("mined.md", "autojudge", facts, found=counts, share=share, target=target)
 
 
 def explain_unsearched(facts: JSONObject) -> list[str]:
     """Return the reasons why problems were not searched, or not completely, and what to do, one line each."""
-    found, problems = facts.get("found", {}), facts.get("problems")
-    without, cut = found.get("problems_without_answer", 0), found.get("cut_without_answer", 0)
+    counts, problems = facts.get("found", {}), facts.get("problems")
+    without, cut = counts.get("problems_without_answer", 0), counts.get("cut_without_answer", 0)
     reasons = []
     if without:
         why = "that the task finds, and none was cut: ask for its form in the prompts (--chat, --shots)"
@@ -123,7 +123,7 @@ def explain_unsearched(facts: JSONObject) -> list[str]:
         reasons.append(
             f"{without} of {problems} problems were not searched: the target's response has no answer{comma} {why}"
         )
-    if late := found.get("cut_by_seconds", 0):
+    if late := counts.get("cut_by_seconds", 0):
         reasons.append(f"{late} of {problems} problems were cut off at --max-seconds: raise it")
     return reasons
 
@@ -176,8 +176,8 @@ def read_mined(path: str | Path) -> MinedTable:
     if len(data) == 0:
         raise ValueError(f"{path} has no mismatch: {explain_nothing(facts)}")
     with name_unreadable(path):
-        numbers = data.select_columns(list(COLUMNS)).with_format("numpy")
-        column = {name: torch.from_numpy(np.asarray(numbers[name][:])).long() for name in COLUMNS}
+        columns = data.select_columns(list(COLUMNS)).with_format("numpy")
+        column = {name: torch.from_numpy(np.asarray(columns[name][:])).long() for name in COLUMNS}
         problems, firsts = np.unique(column["problem"].numpy(), return_index=True)
         texts = data.select_columns(list(IDS)).select(firsts)
         mined = MinedTable(
@@ -187,11 +187,11 @@ def read_mined(path: str | Path) -> MinedTable:
         )
         mined.check_tokens(MOST)
     rows = zip(*(getattr(mined, name).tolist() for name in COLUMNS[:-1]), strict=True)
-    for number, (problem, t, *tokens) in enumerate(rows):
+    for index, (problem, t, *tokens) in enumerate(rows):
         prompt, response = mined.texts[problem]
         if not prompt or not 0 <= t < len(response) or response[t] not in tokens:
             raise ValueError(
-                f"{path}: row {number} says that tokens {tokens[0]} and {tokens[1]} differ at position {t} of problem {problem}, "
+                f"{path}: row {index} says that tokens {tokens[0]} and {tokens[1]} differ at position {t} of problem {problem}, "
                 "whose response holds neither there: mine it again"
             )
     return mined

@@ -50,9 +50,9 @@ class PrefixReader:
             self.model, self.text = self.empty.fresh(1, self.empty.cache.limit), []
         begun = len(self.text)
         # A prompt's last token is read with those after it, as in decoding.
-        for part, keep in ((text[begun : prompt - 1], 0), (text[max(begun, prompt - 1) :], 1)):
-            if part:
-                self.model.feed(torch.tensor([part]), [len(part)], keep=keep)
+        for tokens, keep in ((text[begun : prompt - 1], 0), (text[max(begun, prompt - 1) :], 1)):
+            if tokens:
+                self.model.feed(torch.tensor([tokens]), [len(tokens)], keep=keep)
                 yield
         self.model.rollback([len(text)])
         self.text = list(text)
@@ -72,13 +72,13 @@ class DraftPredictions:
         # The logits at `first` predict position `start`.
         text, first = self.prompt + response, len(self.prompt) + start - 1
         model, out = self.reader.read(text[:first], len(self.prompt)).copy(), list[int]()
-        for place in range(first, len(text) - 1, CHUNK):
-            piece = text[place : min(place + CHUNK, len(text) - 1)]
-            model.rollback([place])
+        for begin in range(first, len(text) - 1, CHUNK):
+            piece = text[begin : min(begin + CHUNK, len(text) - 1)]
+            model.rollback([begin])
             logits = model.feed(torch.tensor([piece]), [len(piece)])[0][:, : self.vocabulary].float()  # (≤ CHUNK, V)
             missing = self.vocabulary - logits.shape[-1]
             logits = torch.nn.functional.pad(logits, (0, missing), value=float("-inf")) if missing else logits
-            out += self.sampler([text[: end + 1] for end in range(place, place + len(piece))], logits)
+            out += self.sampler([text[: end + 1] for end in range(begin, begin + len(piece))], logits)
         return out
 
 
@@ -121,13 +121,13 @@ class StatesPredictions:
         """Return the target's states of `text`; only what differs from the previous text is read."""
         shared = count_shared(self.cached, text)
         self.model.rollback([shared])
-        parts = [] if self.states is None else [self.states[:, :shared]]
-        for place in range(shared, len(text), CHUNK):
-            piece = text[place : place + CHUNK]
+        blocks = [] if self.states is None else [self.states[:, :shared]]
+        for start in range(shared, len(text), CHUNK):
+            piece = text[start : start + CHUNK]
             with self.reader:
                 self.model.feed(torch.tensor([piece]), [len(piece)], keep=0)
                 states = self.reader.take_states()
             assert states is not None, "the target has just run"
-            parts.append(states)
-        self.states, self.cached = torch.cat(parts, dim=1), list(text)
+            blocks.append(states)
+        self.states, self.cached = torch.cat(blocks, dim=1), list(text)
         return self.states

@@ -79,8 +79,8 @@ def fit_autojudge(
     if settings.folds is None:
         settings = replace(settings, folds=choose_folds(problem, y, settings.seed))
     try:
-        parts = split(problem, settings.folds or 0, settings.seed, y)
-        _check_labels(y, problem, parts)
+        splits = split(problem, settings.folds or 0, settings.seed, y)
+        _check_labels(y, problem, splits)
     except ValueError as error:  # mining more does not help if most of it is cut off
         raise ValueError("; ".join([str(error), *explain_unsearched(mined.facts)])) from None
 
@@ -88,28 +88,28 @@ def fit_autojudge(
     states = [read_hidden_states(models[name], mined, settings.position, name) for name in SOURCES[settings.model]]
     x = torch.cat(states, dim=1).numpy()
     levels = tqdm(settings.grid, desc="fitting", unit="C", leave=False)
-    grid = {c: train(x, y, parts, settings, c) for c in levels}
+    grid = {c: train(x, y, splits, settings, c) for c in levels}
     c = max(grid, key=lambda c: (grid[c].auroc, -c))  # among equals the smallest, which regularises most
     config = _make_config(mined, identities, settings, x.shape[1])
     heads = [fold_pipeline(pipeline, config) for pipeline in grid[c].fitted]
     with torch.no_grad():  # outputs of the heads, not of the pipelines they were made from
-        outputs = [head(torch.from_numpy(x[held])).numpy() for head, (_, held) in zip(heads, parts, strict=True)]
+        outputs = [head(torch.from_numpy(x[test])).numpy() for head, (_, test) in zip(heads, splits, strict=True)]
     fitted, late = heads[0], 0
     if settings.folds:
         pipeline, late = fit_classifier(x, y, c, settings)
         fitted = fold_pipeline(pipeline, config)
     scales = [measure_scale(head, x) for head in (fitted, *heads)]
     aligned = np.concatenate([rescale(p, scale, scales[0]) for p, scale in zip(outputs, scales[1:], strict=True)])
-    report = make_report(mined, parts, outputs, aligned, grid, c, settings)
+    report = make_report(mined, splits, outputs, aligned, grid, c, settings)
     report.unconverged += late
-    held_out = np.concatenate([y[held] for _, held in parts])
+    held_out = np.concatenate([y[test] for _, test in splits])
     axes = "unimportant tokens rejected", "important tokens rejected"
     plots = {"roc.png": draw_roc({"linear": (aligned, held_out, report.auroc)}, "ROC of the judge", *axes)}
-    fitted.config = _add_figures(config, mined, parts, report, settings)
+    fitted.config = _add_figures(config, mined, splits, report, settings)
     folds = heads if settings.folds else []
-    for k, (head, (_, held)) in enumerate(zip(folds, parts, strict=False)):
+    for k, (head, (_, test)) in enumerate(zip(folds, splits, strict=False)):
         threshold = float(rescale(np.array([report.threshold]), scales[0], scales[k + 1])[0])
-        head.config = _make_fold_config(fitted.config, k, problem[held], outputs[k], y[held], threshold)
+        head.config = _make_fold_config(fitted.config, k, problem[test], outputs[k], y[test], threshold)
     write_fitted(fitted, out, plots, folds)
     return fitted, report
 
@@ -131,7 +131,7 @@ def check_models(
         recorded, dtype = identities[name], dtypes[name]
         if model is None:
             continue
-        given = ModelIdentity.of(model)
+        loaded = ModelIdentity.of(model)
         if dtype is not None and dtype != str(model.dtype):
             warnings.warn(
                 f"the {name} was in {dtype} when the data was mined and is in {model.dtype} here: a head should be "
@@ -140,8 +140,8 @@ def check_models(
             )
         if recorded is None:  # mined with a server, which does not identify its model
             served = shown(facts.get("served"))
-            warnings.warn(f"the data was mined with {served} behind a server, taken to be {given}", stacklevel=3)
-            identities[name] = given
+            warnings.warn(f"the data was mined with {served} behind a server, taken to be {loaded}", stacklevel=3)
+            identities[name] = loaded
             continue
         recorded.check(model, name, "the dataset", "mine with these (--model, --assistant)")
         precision = "int8" if named_int8(recorded.id) else str(dtype).removeprefix("torch.")
@@ -157,11 +157,11 @@ def check_models(
     return identities
 
 
-def _check_labels(important: np.ndarray, problem: np.ndarray, parts: Parts) -> None:
+def _check_labels(important: np.ndarray, problem: np.ndarray, splits: Parts) -> None:
     """Refuse a split with one kind of mismatch on a side: no classifier can be fitted to it, or measured on it."""
-    for k, part in enumerate(parts):
-        fold = f" of fold {k}" if len(parts) > 1 else ""
-        for side, mask in zip(("training", "held-out"), part, strict=True):
+    for k, sides in enumerate(splits):
+        fold = f" of fold {k}" if len(splits) > 1 else ""
+        for side, mask in zip(("training", "held-out"), sides, strict=True):
             labels = important[mask]
             if labels.all() or not labels.any():
                 kind, count = "important" if labels.all() else "unimportant", len(np.unique(problem[mask]))
@@ -196,11 +196,11 @@ def _make_config(
 
 
 def _add_figures(
-    config: HeadConfig, mined: MinedTable, parts: Parts, report: JudgeReport, settings: JudgeSettings
+    config: HeadConfig, mined: MinedTable, splits: Parts, report: JudgeReport, settings: JudgeSettings
 ) -> HeadConfig:
     """Return the config with the head's training and figures."""
-    facts, (_, held) = mined.facts, parts[0]
-    held_out = [] if settings.folds else np.unique(mined.problem.numpy()[held]).tolist()
+    facts, (_, test) = mined.facts, splits[0]
+    held_out = [] if settings.folds else np.unique(mined.problem.numpy()[test]).tolist()
     if settings.folds:
         apart = f"{settings.folds} folds by problem; this head saw all, the figures are of the folds' heads on what each did not see"
     else:

@@ -111,7 +111,7 @@ def prepare_decoding(model: PreTrainedModel, new_tokens: int, settings: Mapping[
 
     Raises: `ValueError` if the model's generation config sets a processor that is no function of the text alone.
     """
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
 
     def record(
         model: PreTrainedModel,
@@ -120,7 +120,7 @@ def prepare_decoding(model: PreTrainedModel, new_tokens: int, settings: Mapping[
         generation_config: GenerationConfig,
         **_: object,
     ) -> torch.Tensor:
-        found.update(processors=logits_processor, ends=end_tokens(generation_config))
+        options.update(processors=logits_processor, ends=end_tokens(generation_config))
         return input_ids
 
     def prepare(settings: Mapping[str, object]) -> LogitsProcessorList:
@@ -129,18 +129,18 @@ def prepare_decoding(model: PreTrainedModel, new_tokens: int, settings: Mapping[
         type(model).generate(
             model, ids, attention_mask=torch.ones_like(ids), generation_config=config, custom_generate=record
         )
-        return found["processors"]
+        return options["processors"]
 
     greedy, processors = prepare({"do_sample": False}), prepare(settings)
-    wrong = [each for each in processors if not serves_any_prompt(each)]
-    if [type(each) for each in greedy] != [type(each) for each in processors[: len(greedy)]]:
+    wrong = [processor for processor in processors if not serves_any_prompt(processor)]
+    if [type(processor) for processor in greedy] != [type(processor) for processor in processors[: len(greedy)]]:
         wrong.append(processors[-1])  # follows those that sampling adds
     if wrong:
         raise ValueError(
             f"the generation config of {type(model).__name__} sets a {type(wrong[0]).__name__}, which depends on where "
             "a prompt ends or on what was sampled: mining needs functions of the text, set its option to None"
         )
-    return Decoding(processors, processors[len(greedy) :], found["ends"])
+    return Decoding(processors, processors[len(greedy) :], options["ends"])
 
 
 class ResponseEnds(StoppingCriteria):
@@ -183,10 +183,10 @@ class LocalBackend:
         """Whether any continuation is under way."""
         return bool(self.waiting) or self.scheduler.going > 0
 
-    def start(self, number: int, prompt: list[int], prefix: list[int], budget: int) -> None:
-        """Start to continue the response `prefix` of search `number` to `prompt` by up to `budget` tokens."""
+    def start(self, index: int, prompt: list[int], prefix: list[int], budget: int) -> None:
+        """Start to continue the response `prefix` of search `index` to `prompt` by up to `budget` tokens."""
         ends = ResponseEnds(self.over, len(prompt))
-        request = self.preparation.request(number, prompt + prefix, max_new_tokens=budget, stopping_criteria=[ends])
+        request = self.preparation.request(index, prompt + prefix, max_new_tokens=budget, stopping_criteria=[ends])
         self.waiting.append(request)
 
     def step(self) -> list[Continuation]:
@@ -226,13 +226,13 @@ class ServerBackend:
     def busy(self) -> bool:
         return bool(self.pending)
 
-    def start(self, number: int, prompt: list[int], prefix: list[int], budget: int) -> None:
-        self.pending[number] = self.pool.submit(self._request, prompt, prefix, budget)
+    def start(self, index: int, prompt: list[int], prefix: list[int], budget: int) -> None:
+        self.pending[index] = self.pool.submit(self._request, prompt, prefix, budget)
 
     def step(self) -> list[Continuation]:
         wait(self.pending.values(), return_when=FIRST_COMPLETED)
-        ready = [number for number, future in self.pending.items() if future.done()]
-        return [Continuation(number, *self.pending.pop(number).result()) for number in ready]
+        ready = [index for index, future in self.pending.items() if future.done()]
+        return [Continuation(index, *self.pending.pop(index).result()) for index in ready]
 
     def _request(self, prompt: list[int], prefix: list[int], budget: int) -> tuple[list[int], bool]:
         ids = (prompt + prefix)[self.added :]

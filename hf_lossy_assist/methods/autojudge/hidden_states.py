@@ -91,12 +91,12 @@ def read_states_along(
     largest = max([*text, *(token for token, _ in others)])  # may exceed a draft's vocabulary
     reader, of_text = PrefixReader(RowModel(model, 1, len(text), largest + 1)), list[torch.Tensor]()
     of_others: dict[int, torch.Tensor] = {}
-    for place, numbers in groupby(sorted(range(len(others)), key=lambda i: others[i][1]), lambda i: others[i][1]):
-        of_text.append(reader.read_states(text[:place], prompt, tap))
-        for number in numbers:
+    for position, rows in groupby(sorted(range(len(others)), key=lambda i: others[i][1]), lambda i: others[i][1]):
+        of_text.append(reader.read_states(text[:position], prompt, tap))
+        for row in rows:
             alone = reader.model.copy()
-            alone.feed(torch.tensor([[others[number][0]]]), [1])
-            of_others[number] = tap.latest[0]
+            alone.feed(torch.tensor([[others[row][0]]]), [1])
+            of_others[row] = tap.latest[0]
     of_text.append(reader.read_states(text, prompt, tap))
     return torch.cat([*of_text, *(of_others[i] for i in range(len(others)))])
 
@@ -125,13 +125,13 @@ class TreeForward:
         self.read, self.cache = text, cache
         device = self.facts.device
         tokens = torch.tensor(text + [token for token, _ in others], device=device)[None]
-        at = torch.tensor([place for _, place in others], device=device, dtype=torch.long)
-        places = torch.cat([torch.arange(len(text), device=device), at])[None]
-        masks = {kind: mask[:, :, shared:] for kind, mask in self._make_masks(places, len(text)).items()}
+        at = torch.tensor([position for _, position in others], device=device, dtype=torch.long)
+        positions = torch.cat([torch.arange(len(text), device=device), at])[None]
+        masks = {kind: mask[:, :, shared:] for kind, mask in self._make_masks(positions, len(text)).items()}
         self.model(
             # As in decoding, ids outside a smaller draft vocabulary are clamped.
             input_ids=tokens[:, shared:].clamp(max=self.facts.input_size - 1),
-            position_ids=places[:, shared:],
+            position_ids=positions[:, shared:],
             attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),
             **{CACHE: cache if self.shares else None},
             use_cache=self.shares,

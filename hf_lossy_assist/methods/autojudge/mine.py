@@ -70,12 +70,12 @@ def mine(
     }
     processes = Processes.started() if processes is None else processes
 
-    def work(models: Models, numbers: Sequence[int], tell: TellUnit) -> Iterator[tuple[int, Mined]]:
-        found = mine_problems(
-            *models, task, [problems[n] for n in numbers], settings,
-            batch_size=batch_size, workers=workers, wrap=wrap, numbers=numbers, tell=tell,
+    def work(models: Models, indices: Sequence[int], tell: TellUnit) -> Iterator[tuple[int, Mined]]:
+        mined_problems = mine_problems(
+            *models, task, [problems[n] for n in indices], settings,
+            batch_size=batch_size, workers=workers, wrap=wrap, indices=indices, tell=tell,
         )  # fmt: skip
-        for mined in found:
+        for mined in mined_problems:
             yield mined.problem, mined
 
     names = name_units(len(problems), "json")
@@ -83,8 +83,8 @@ def mine(
         todo = run.list_missing(names)
         count, first = len(processes.share(todo)), list[Mined]()
 
-        def write(number: int, mined: Mined) -> None:
-            write_text(run.part / names[number], json.dumps(asdict(mined)))
+        def write(index: int, mined: Mined) -> None:
+            write_text(run.part / names[index], json.dumps(asdict(mined)))
             if len(first) < FIRST < count:
                 first.append(mined)
                 if len(first) == FIRST:
@@ -104,7 +104,7 @@ def _warn_of_nothing(first: Sequence[Mined], settings: MineSettings) -> None:
 
 
 @contextmanager
-def name_way_on(part: Path) -> Iterator[None]:
+def name_way_on(folder: Path) -> Iterator[None]:
     """Add to an error that ends the work where the finished part is. Errors of the folder are raised before."""
     try:
         yield
@@ -113,4 +113,4 @@ def name_way_on(part: Path) -> Iterator[None]:
         plain = type(error) in (ValueError, OSError, PermissionError, TimeoutError, ConnectionError)
         kind = type(error) if plain else OSError if isinstance(error, OSError) else ValueError
         end = "" if str(error).endswith((".", "?", "!", "…")) else "."
-        raise kind(f"{error}{end} What is done is in {part}: --resume goes on from there") from None
+        raise kind(f"{error}{end} What is done is in {folder}: --resume goes on from there") from None

@@ -64,9 +64,9 @@ def prepare_inputs(
     if served(target) and settings.do_sample:
         raise ValueError("a target behind a server is mined greedily: its random numbers are its own")
     prompts = [tokenizer(text)["input_ids"] for text in texts]
-    for number, (text, prompt) in enumerate(zip(texts, prompts, strict=True)):
+    for index, (text, prompt) in enumerate(zip(texts, prompts, strict=True)):
         if not prompt or not text.strip():
-            raise ValueError(f"problem {number} has an empty prompt")
+            raise ValueError(f"problem {index} has an empty prompt")
     check_places(settings.places, draft)
     models, why_not = {"target": target, "draft": draft}, why_not_rows
     if isinstance(draft, HiddenStateDrafter):
@@ -113,8 +113,8 @@ def _refuse_drafter(target: PreTrainedModel, draft: HiddenStateDrafter) -> None:
 def mine_problems(
     target: PreTrainedModel, draft: DraftModel, tokenizer: PreTrainedTokenizerBase, task: AnswerTask, problems: Sequence[Problem],
     settings: MineSettings = DEFAULTS, *, batch_size: int = 16, workers: int = 4,
-    wrap: Callable[[str], str] = str, numbers: Sequence[int] | None = None,
-    tell: Callable[[int, float], None] = lambda number, share: None,
+    wrap: Callable[[str], str] = str, indices: Sequence[int] | None = None,
+    tell: Callable[[int, float], None] = lambda index, share: None,
 ) -> Iterator[Mined]:  # fmt: skip
     """Run Algorithm 1 on every problem, `batch_size` of them in flight; yield each when it is finished, in any order.
 
@@ -122,12 +122,12 @@ def mine_problems(
     room for the next at once.
 
     Args:
-        numbers: the problems' numbers in the results. tell: called with a problem's number and the share of it that is done.
+        indices: the problems' numbers in the results. tell: called with a problem's number and the share of it that is done.
     """
     if not problems:
         return
     texts = [wrap(p.prompt) for p in problems]
-    numbers = range(len(problems)) if numbers is None else numbers
+    indices = range(len(problems)) if indices is None else indices
     prompts, decoding = prepare_inputs(target, draft, tokenizer, texts, settings)
     noise = GumbelNoise(settings.seed, decoding.warpers) if settings.do_sample else None
     sampler = Sampler(decoding.processors, noise)
@@ -145,11 +145,11 @@ def mine_problems(
         def extract(response: list[int]) -> str | None:
             return task.extract(problems[i], continuation(tokenizer, prompts[i], response))
 
-        mined = Mined(numbers[i], texts[i], prompts[i], [], [], None)
+        mined = Mined(indices[i], texts[i], prompts[i], [], [], None)
         return mined, search(
             mined, predict, over, extract, partial(task.same, problems[i]),
             Limits(settings.max_new_tokens, settings.max_mismatches,
-                   lambda: seconds is not None and time.monotonic() - began > seconds, partial(tell, numbers[i])),
+                   lambda: seconds is not None and time.monotonic() - began > seconds, partial(tell, indices[i])),
             against_running=task.against_running, naive=settings.naive,
         )  # fmt: skip
 
@@ -183,30 +183,30 @@ class _MiningLoop:
             if not self.running:
                 return
             if self.backend.busy:
-                for number, tokens, retokenised in self.backend.step():
-                    mined, _ = self.running[number]
+                for index, tokens, retokenised in self.backend.step():
+                    mined, _ = self.running[index]
                     mined.continuations += 1
                     mined.new_tokens += len(tokens)
                     mined.retokenised += retokenised
-                    yield from self._advance(number, tokens)
+                    yield from self._advance(index, tokens)
             elif self.pending:
                 wait(self.pending, return_when=FIRST_COMPLETED)
             for future in [future for future in self.pending if future.done()]:
                 yield from self._advance(self.pending.pop(future), future.result())
 
-    def _advance(self, number: int, value: object) -> Iterator[Mined]:
+    def _advance(self, index: int, value: object) -> Iterator[Mined]:
         """Send a search the value that it requested; yield its result if it ends."""
-        mined, steps = self.running[number]
+        mined, steps = self.running[index]
         try:
             while isinstance(request := steps.send(value), Work):
                 if self.pool is not None:
-                    self.pending[self.pool.submit(request.run)] = number
+                    self.pending[self.pool.submit(request.run)] = index
                     return
                 value = request.run()
             budget = self.max_new_tokens - len(request.prefix)
-            self.backend.start(number, mined.prompt_ids, request.prefix, budget)
+            self.backend.start(index, mined.prompt_ids, request.prefix, budget)
         except StopIteration:
-            del self.running[number]
+            del self.running[index]
             yield mined
 
 

@@ -35,7 +35,7 @@ class JudgeReport(HeadReport):
         """Return `at` as text, each share with its counts and its interval."""
         counts = self.held_out_important, self.held_out - self.held_out_important
         recall, accepted = (
-            format_share(round(part * count), count) for part, count in zip(self.at(threshold), counts, strict=True)
+            format_share(round(share * count), count) for share, count in zip(self.at(threshold), counts, strict=True)
         )
         return recall, accepted
 
@@ -47,7 +47,7 @@ class JudgeReport(HeadReport):
 
 def make_report(
     mined: MinedTable,
-    parts: Parts,
+    splits: Parts,
     outputs: Sequence[np.ndarray],
     aligned: np.ndarray,
     grid: dict[float, Trained],
@@ -62,7 +62,10 @@ def make_report(
     """
     p, y, problem = (
         np.concatenate(outputs),
-        *(np.concatenate([values.numpy()[held] for _, held in parts]) for values in (mined.important, mined.problem)),
+        *(
+            np.concatenate([values.numpy()[held_out] for _, held_out in splits])
+            for values in (mined.important, mined.problem)
+        ),
     )
     table, threshold = tabulate_thresholds(aligned, y, settings.recall)
     evidence = make_evidence(outputs, y, problem)
@@ -88,7 +91,7 @@ def make_evidence(outputs: Sequence[np.ndarray], important: np.ndarray, problem:
     """Describe the held-out rows (N,) on which the figures of heads' outputs, part by part, are based."""
     longer = "mine more problems, or longer answers (hf-lossy mine --limit, --max-new-tokens)"
     more = longer if len(outputs) > 1 else f"{longer}, or hold each problem out once (--folds {FOLDS})"
-    fold = np.repeat(np.arange(len(outputs)), [len(part) for part in outputs])
+    fold = np.repeat(np.arange(len(outputs)), [len(fold_outputs) for fold_outputs in outputs])
     return Evidence(
         auroc=auroc(np.concatenate(outputs), important, problem, fold),
         texts=len(np.unique(problem)),

@@ -79,9 +79,9 @@ def collect(
     facts = describe_run(decided, {"target": target}, tokenizer, prompts, source) | {"dtype": dtype_of(target)}
     processes = Processes.started() if processes is None else processes
 
-    def make(models: Models, number: int, tell: Tell) -> bytes:
+    def make(models: Models, index: int, tell: Tell) -> bytes:
         model, _, words = models
-        chosen = prompts[number * settings.batch_size : (number + 1) * settings.batch_size]
+        chosen = prompts[index * settings.batch_size : (index + 1) * settings.batch_size]
         return safetensors.torch.save(answer(model, words, chosen, settings))
 
     count = -(-len(prompts) // settings.batch_size)
@@ -157,13 +157,13 @@ class TextDataset:
 
     def _check_target(self, recorded: ModelIdentity, target: PreTrainedModel) -> None:
         """Refuse another target, or other weights in the same precision; warn of another precision."""
-        given, dtype, made = ModelIdentity.of(target), self.facts["dtype"], f"{self.folder} was collected"
-        if (conflict := recorded.conflict(given)) is not None:
-            raise ValueError(f"{made} with the target {recorded}, and this is {given}: {conflict}")
+        identity, dtype, was_made = ModelIdentity.of(target), self.facts["dtype"], f"{self.folder} was collected"
+        if (conflict := recorded.conflict(identity)) is not None:
+            raise ValueError(f"{was_made} with the target {recorded}, and this is {identity}: {conflict}")
         instead = "use the same, or collect again"
-        if not check_weights(self.facts["target_weights"], dtype, target, "target", made, instead):
+        if not check_weights(self.facts["target_weights"], dtype, target, "target", was_made, instead):
             warnings.warn(
-                f"{made} in {shown(dtype, 30)} and the target here computes in {shown(dtype_of(target))}: whether their weights are the same "
+                f"{was_made} in {shown(dtype, 30)} and the target here computes in {shown(dtype_of(target))}: whether their weights are the same "
                 "cannot be seen, and its answers may be others",
                 stacklevel=3,
             )
@@ -171,25 +171,25 @@ class TextDataset:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def count_answered(self, numbers: Sequence[int]) -> int:
+    def count_answered(self, indices: Sequence[int]) -> int:
         """Return the number of tokens that the target wrote in these texts."""
-        return sum(len(self.ids[number]) - self.prompts[number] for number in numbers)
+        return sum(len(self.ids[index]) - self.prompts[index] for index in indices)
 
-    def batch(self, numbers: Sequence[int], longest: int) -> TextBatch:
+    def batch(self, indices: Sequence[int], longest: int) -> TextBatch:
         """Return these texts, cut to their first `longest` tokens."""
-        found = [self._read(number, min(len(self.ids[number]), longest)) for number in numbers]
+        texts = [self._read(index, min(len(self.ids[index]), longest)) for index in indices]
 
         def pad(name: str) -> torch.Tensor:
-            return torch.nn.utils.rnn.pad_sequence([text[name] for text in found], batch_first=True)
+            return torch.nn.utils.rnn.pad_sequence([text[name] for text in texts], batch_first=True)
 
-        lengths = torch.tensor([len(text["ids"]) for text in found])
-        prompts = torch.tensor([self.prompts[number] for number in numbers])
+        lengths = torch.tensor([len(text["ids"]) for text in texts])
+        prompts = torch.tensor([self.prompts[index] for index in indices])
         return TextBatch(pad("ids"), pad("states"), pad("likely"), pad("probs"), lengths, prompts)
 
     @torch.no_grad()
-    def _read(self, number: int, length: int) -> dict[str, torch.Tensor]:
+    def _read(self, index: int, length: int) -> dict[str, torch.Tensor]:
         """Return the first `length` tokens of a text, with the target's states and likeliest next tokens."""
-        ids = self.ids[number][:length]
+        ids = self.ids[index][:length]
         with self._hook:
             logits = self.target(ids[None].to(self.target.device), use_cache=False).logits[0].float()
             states = self._hook.take_states()

@@ -55,9 +55,9 @@ class TextAndBlocks:
     def __init__(self, network: DSparkNetwork, states: torch.Tensor):
         """Take `states` (B, T, layers · H) of all tokens."""
         self._held: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        places = torch.arange(states.shape[1], device=states.device)[None]
+        slots = torch.arange(states.shape[1], device=states.device)[None]
         self.read = False
-        network.remember(states, places, cast(RowCache, self))
+        network.remember(states, slots, cast(RowCache, self))
         self.read = True
 
     def update(self, keys: torch.Tensor, values: torch.Tensor, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -82,7 +82,7 @@ def unroll_blocks(
     context = TextAndBlocks(network, batch.states[:, :-1].to(network.device))
     losses, counts = [ids.new_zeros((), dtype=torch.float32) for _ in range(steps)], [0] * steps
     tried = [torch.zeros_like(wanted.tokens, dtype=torch.bool) for _ in range(steps)]
-    right = [torch.zeros_like(found) for found in tried]
+    right = [torch.zeros_like(block) for block in tried]
     first, last = int(wanted.first.min().clamp(min=0)), int(wanted.last.max())
     for start in range(first, last + 1, BLOCKS):
         blocks = torch.arange(start, min(start + BLOCKS, last + 1), device=ids.device)

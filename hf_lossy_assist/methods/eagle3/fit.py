@@ -80,8 +80,8 @@ class DrafterTrainer(Trainer):
     """Transformers' trainer with a loss per position of all processes' texts."""
 
     def compute_loss(self, model: torch.nn.Module, inputs: dict[str, TextBatch], **_: object) -> torch.Tensor:
-        loss, places = model(inputs["batch"])
-        everywhere = self.accelerator.reduce(places.float(), reduction="sum").clamp(min=1)
+        loss, count = model(inputs["batch"])
+        everywhere = self.accelerator.reduce(count.float(), reduction="sum").clamp(min=1)
         return loss * self.accelerator.num_processes / everywhere  # gradients are averaged over processes
 
 
@@ -141,7 +141,7 @@ def fit_drafter(
 
     def write() -> None:
         report = measure(drafter.network, base_of(target).get_input_embeddings(), texts, split[1], settings, method)
-        found.append(report)
+        reports.append(report)
         figures = {
             "acceptance": [None if share is None else list(share) for share in report.acceptance],
             "tokens_per_call": list(report.tokens_per_call),
@@ -153,23 +153,23 @@ def fit_drafter(
             write_text(folder / RECORD, format_json(facts | figures))
             write_card(make_card(facts | figures, method), folder / README)
 
-    found: list[DrafterReport] = []
+    reports: list[DrafterReport] = []
     with RunFolder.opened(out, RECORD, facts, resume=resume, processes=processes) as run:
         drafter = train(method, target, texts, split[0], settings, run.part / "0-checkpoints", processes)
         processes.on_first(write)
-    return drafter, found[0] if found else None
+    return drafter, reports[0] if reports else None
 
 
 def train(
     method: Training,
     target: PreTrainedModel,
     texts: TextDataset,
-    numbers: Sequence[int],
+    indices: Sequence[int],
     settings: DrafterFitSettings,
     checkpoints: Path,
     processes: Processes,
 ) -> Drafter:
-    """Train a drafter on the texts `numbers` from the last checkpoint; processes share every batch."""
+    """Train a drafter on the texts `indices` from the last checkpoint; processes share every batch."""
     network = method.make_network(target, texts, settings)
     arguments = TrainingArguments(
         output_dir=str(checkpoints),
@@ -193,13 +193,13 @@ def train(
     )
     arguments._n_gpu = min(arguments.n_gpu, 1)  # the trainer would split batches over all that it sees
     with Bar(
-        settings.epochs * -(-len(numbers) // settings.batch_size), "training", "steps", quiet=not processes.first
+        settings.epochs * -(-len(indices) // settings.batch_size), "training", "steps", quiet=not processes.first
     ) as bar:
         trainer = DrafterTrainer(
             UnrolledLoss(method, network, base_of(target).get_input_embeddings(), settings.steps),
             arguments,
             data_collator=lambda chosen: {"batch": texts.batch(chosen, settings.longest)},
-            train_dataset=numbers,
+            train_dataset=indices,
             callbacks=[StepBar(bar)],
         )
         trainer.remove_callback(PrinterCallback)
@@ -218,14 +218,14 @@ def split_texts(texts: TextDataset, settings: DrafterFitSettings) -> tuple[list[
     Raises: `ValueError` if there are too few.
     """
     pairs = enumerate(zip(texts.ids, texts.prompts, strict=True))
-    numbers = [n for n, (ids, prompt) in pairs if min(len(ids), settings.longest) > max(prompt, 2)]
-    if len(numbers) < FEWEST_TEXTS:
+    indices = [n for n, (ids, prompt) in pairs if min(len(ids), settings.longest) > max(prompt, 2)]
+    if len(indices) < FEWEST_TEXTS:
         raise ValueError(
-            f"{len(numbers)} of {len(texts)} texts have a token of their answer among the first {settings.longest}; "
+            f"{len(indices)} of {len(texts)} texts have a token of their answer among the first {settings.longest}; "
             f"at least {FEWEST_TEXTS} are needed to hold some of them out"
         )
-    order = torch.randperm(len(numbers), generator=torch.Generator().manual_seed(settings.seed)).tolist()
-    shuffled, first = [numbers[i] for i in order], max(4, round(len(numbers) * settings.held_out))
+    order = torch.randperm(len(indices), generator=torch.Generator().manual_seed(settings.seed)).tolist()
+    shuffled, first = [indices[i] for i in order], max(4, round(len(indices) * settings.held_out))
     return sorted(shuffled[first:]), sorted(shuffled[:first])
 
 
@@ -234,19 +234,19 @@ def measure(
     network: HiddenStateNetwork,
     embedding: torch.nn.Module,
     texts: TextDataset,
-    numbers: Sequence[int],
+    indices: Sequence[int],
     settings: DrafterFitSettings,
     method: Training = EAGLE3,
 ) -> DrafterReport:
-    """Measure chains of `settings.steps` greedily drafted tokens at every position of the answers in the texts `numbers`.
+    """Measure chains of `settings.steps` greedily drafted tokens at every position of the answers in the texts `indices`.
 
     Acceptance weighs all positions equally. Calls are those of strict decoding, which drafts where the previous call ended, so more often where
     drafts fail.
     """
     tried, right = ([list[float]() for _ in range(settings.steps)] for _ in range(2))
     tokens, calls = list[float](), list[float]()
-    for start in range(0, len(numbers), settings.batch_size):
-        batch = texts.batch(numbers[start : start + settings.batch_size], settings.longest)
+    for start in range(0, len(indices), settings.batch_size):
+        batch = texts.batch(indices[start : start + settings.batch_size], settings.longest)
         steps = list(method.unroll(network, embedding, batch, settings.steps))
         for k, step in enumerate(steps):
             tried[k] += step.tried.sum(dim=1).tolist()
@@ -256,7 +256,7 @@ def measure(
             tokens.append(max(length - prompt, 0))
             calls.append(count_calls(row, prompt - 2, length - 3))
     acceptance = tuple(rate(r, t) if sum(t) else None for r, t in zip(right, tried, strict=True))
-    return DrafterReport(acceptance, rate(tokens, calls), len(numbers))
+    return DrafterReport(acceptance, rate(tokens, calls), len(indices))
 
 
 def make_card(record: JSONObject, method: Training) -> ModelCard:

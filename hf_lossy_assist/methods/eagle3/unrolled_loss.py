@@ -93,9 +93,9 @@ def count_calls(accepted: Sequence[int], first: int, last: int) -> int:
 
     There is no draft before position 0.
     """
-    place, rounds = first, 0
-    while place <= last:
-        place += 1 + (accepted[place] if place >= 0 else 0)
+    slot, rounds = first, 0
+    while slot <= last:
+        slot += 1 + (accepted[slot] if slot >= 0 else 0)
         rounds += 1
     return rounds
 
@@ -110,8 +110,8 @@ def _make_mask(pairs: int, step: int, device: torch.device, dtype: torch.dtype) 
 
     A chain at position i began at position i − step. It attends to the target's states up to there, and to one position of each later step.
     """
-    place = torch.arange(pairs, device=device)
-    back = place[:, None] - place[None]  # distance to an earlier place
-    parts = [back >= step, *(back == step - later for later in range(1, step + 1))]
+    slot = torch.arange(pairs, device=device)
+    back = slot[:, None] - slot[None]  # distance to an earlier place
+    masks = [back >= step, *(back == step - later for later in range(1, step + 1))]
     out = torch.zeros(1, 1, pairs, (step + 1) * pairs, dtype=dtype, device=device)
-    return out.masked_fill_(~torch.cat(parts, dim=1), torch.finfo(dtype).min)
+    return out.masked_fill_(~torch.cat(masks, dim=1), torch.finfo(dtype).min)

@@ -70,8 +70,8 @@ def collect(
     }
     processes = Processes.started() if processes is None else processes
 
-    def make(models: Models, number: int, tell: Tell) -> bytes:
-        first = number * settings.batch_size
+    def make(models: Models, index: int, tell: Tell) -> bytes:
+        first = index * settings.batch_size
         chosen = texts[first : first + settings.batch_size]
         rows = run_batch(*models, chosen, settings, first, lambda done: tell(done / settings.new_tokens))
         data = io.BytesIO()
@@ -97,7 +97,7 @@ def run_batch(
 ) -> dict[str, list]:
     """Return all rows of some prompts, as columns. `first`: the number of the first prompt; `progress`: called with the positions done."""
     starts, forced, kinds = list[list[int]](), list[list[int] | None](), settings.kinds
-    for number, text in enumerate(texts, first):
+    for index, text in enumerate(texts, first):
         prompt = tokenizer(text.prompt)["input_ids"]
         cut = len(prompt)
         if text.continuation:
@@ -106,15 +106,18 @@ def run_batch(
             cut = max(len(prompt) // 2, len(prompt) - settings.new_tokens, 1)
             ending = prompt[cut:]
         if isinstance(draft, HiddenStateDrafter) and cut < 2:
-            raise ValueError(f"prompt {number} is too short: {draft.kind} drafts behind two tokens or more")
+            raise ValueError(f"prompt {index} is too short: {draft.kind} drafts behind two tokens or more")
         starts += [prompt[:cut] if kind == "original" else prompt for kind in kinds]
         forced += [ending if kind == "original" else None for kind in kinds]
     # `generate` prepares processors and stop conditions as in decoding, so p and q are the distributions used in decoding.
     runner = CollectRunner(draft, settings, forced, progress)
     continue_prompts(target, tokenizer, starts, settings.new_tokens + 1, settings.decoding(), runner)
-    found = sorted(zip(runner.records, runner.features, strict=True), key=lambda pair: pair[0][:2])
+    recorded = sorted(zip(runner.records, runner.features, strict=True), key=lambda pair: pair[0][:2])
     names = ("row", "position", "token", "p", "q", "distance")
-    columns = {name: [record[i] for record, _ in found] for i, name in enumerate(names)}
+    columns = {name: [record[i] for record, _ in recorded] for i, name in enumerate(names)}
     rows = columns.pop("row")
-    numbers = {"prompt": [first + row // len(kinds) for row in rows], "kind": [row % len(kinds) for row in rows]}
-    return numbers | columns | {"features": [features for _, features in found]}
+    prompt_columns = {
+        "prompt": [first + row // len(kinds) for row in rows],
+        "kind": [row % len(kinds) for row in rows],
+    }
+    return prompt_columns | columns | {"features": [features for _, features in recorded]}

@@ -60,7 +60,7 @@ def measure(head: Head, table: VerifierDataset, lam: float) -> VerifierReport:
         rows = table.kind.numpy() == k
         if len(np.unique(y[rows])) == 2:
             by_kind[name] = float(roc_auc_score(y[rows], v[rows]))
-    held = {"unacceptable": int((~y).sum()), "acceptable": int(y.sum())}
+    counts = {"unacceptable": int((~y).sum()), "acceptable": int(y.sum())}
     rates = [
         {"threshold": t, "eta_tp": float((v[y] >= t).mean()), "eta_fp": float((v[~y] >= t).mean())} for t in THRESHOLDS
     ]
@@ -70,13 +70,13 @@ def measure(head: Head, table: VerifierDataset, lam: float) -> VerifierReport:
             auroc=auroc(v, y, table.prompt.numpy()),
             texts=table.prompt.unique().numel(),
             unit="prompt",
-            counts=held,
+            counts=counts,
             missing={"unacceptable": f"{LONGER}, or fit a smaller λ", "acceptable": f"{LONGER}, or fit a larger λ"},
         ),
         brier=float(brier_score_loss(y, v)),
         acceptable=float(y.mean()),
         auroc_by_kind=by_kind,
-        thresholds=add_intervals(rates, {"eta_tp": held["acceptable"], "eta_fp": held["unacceptable"]}),
+        thresholds=add_intervals(rates, {"eta_tp": counts["acceptable"], "eta_fp": counts["unacceptable"]}),
         scores=v,
         labels=y,
     )

@@ -58,7 +58,7 @@ def fit_head(
     """
     check_number("--weight", weight, 1e-3, 1e3)
     y = compute_labels(table)
-    each = y + weight * (1 - y)  # a record of weight `each` and label y/`each` yields the two terms of the loss
+    total = y + weight * (1 - y)  # a record of weight `each` and label y/`each` yields the two terms of the loss
     loss = f"binary cross entropy with soft labels, a refusal weighs {weight:g}, intercept moved back; Adam, "
     loss += f"learning rate {settings.learning_rate:g}, early stopping"
     prefixes = f"the draft's text with {table.facts['settings']['mix']:.0%} of its tokens replaced by the target's"
@@ -66,7 +66,7 @@ def fit_head(
         table,
         settings,
         y,
-        lambda train: (y / each, each / each[train].mean(), float(np.log(weight))),
+        lambda train: (y / total, total / total[train].mean(), float(np.log(weight))),
         measure,
         make_config(table, settings, "specdec", "min(1, p(x)/q(x))"),
         {"prefixes": prefixes, "loss": loss},

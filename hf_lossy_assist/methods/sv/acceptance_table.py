@@ -92,30 +92,30 @@ def build_table(samples: Samples, rows: int, columns: int, adaptive: bool) -> Bi
 
 def split_samples(samples: Samples, seed: int) -> tuple[Samples, Samples, dict[str, float | None]]:
     """Return samples for building a table, those of held-out prompts, and figures."""
-    numbers = np.unique(samples.text)
-    held_out = np.random.default_rng(seed).permutation(numbers)[: max(1, round(HELD_OUT * len(numbers)))]
+    texts = np.unique(samples.text)
+    held_out = np.random.default_rng(seed).permutation(texts)[: max(1, round(HELD_OUT * len(texts)))]
     mask = np.isin(samples.text, held_out)
-    fitted, held = samples.of(~mask), samples.of(mask)
-    varied = np.ptp(held.s) > 0 and np.ptp(held.similarity) > 0
+    fitted, test = samples.of(~mask), samples.of(mask)
+    varied = np.ptp(test.s) > 0 and np.ptp(test.similarity) > 0
     metrics = {
         "samples": len(samples.x),
-        "held_out": len(held.x),
+        "held_out": len(test.x),
         "acceptance": float(np.average(samples.x, weights=samples.reached)),
-        "correlation": float(np.corrcoef(held.s, held.similarity)[0, 1]) if varied else None,  # Pearson's
+        "correlation": float(np.corrcoef(test.s, test.similarity)[0, 1]) if varied else None,  # Pearson's
     }
-    return fitted, held, metrics
+    return fitted, test, metrics
 
 
 def replay_rounds(bins: Bins, samples: Samples, batch: int, gamma: int, seed: int) -> Iterator[np.ndarray]:
     """Yield rounds of γ in random batches, endlessly: P̂ and the true probability of each drafted token, (2, B, γ)."""
     random, samples = np.random.default_rng(seed), samples.of(samples.gamma == gamma)
-    number, inverse = np.unique(samples.round, return_inverse=True)
-    table = np.zeros((2, len(number), gamma))
+    rounds, inverse = np.unique(samples.round, return_inverse=True)
+    table = np.zeros((2, len(rounds), gamma))
     s, a = find_cells(bins.s_edges, bins.a_edges, samples)
     table[0, inverse, samples.place] = bins.accept[s, a]
     table[1, inverse, samples.place] = samples.x
     while True:
-        yield table[:, random.choice(len(number), batch)]
+        yield table[:, random.choice(len(rounds), batch)]
 
 
 def predict_speed(bins: Bins, latency: Latency, samples: Samples, batch: int, gamma: int, seed: int) -> float:

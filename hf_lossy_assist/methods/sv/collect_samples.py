@@ -34,11 +34,11 @@ def collect(
 
     Each batch of prompts is a file, and existing ones are not run again. Several processes share the batches, and all return all samples.
     """
-    places = [(gamma, first) for gamma in settings.gamma for first in range(0, len(texts), settings.batch_size)]
-    names = [f"{gamma}-{first:06d}.safetensors" for gamma, first in places]
+    batches = [(gamma, first) for gamma in settings.gamma for first in range(0, len(texts), settings.batch_size)]
+    names = [f"{gamma}-{first:06d}.safetensors" for gamma, first in batches]
 
-    def make(_: object, number: int, tell: Tell) -> bytes:
-        gamma, first = places[number]
+    def make(_: object, index: int, tell: Tell) -> bytes:
+        gamma, first = batches[index]
         chosen = texts[first : first + settings.batch_size]
         torch.manual_seed(settings.seed * 1_000_003 + first)
         return safetensors.numpy.save(
@@ -46,13 +46,13 @@ def collect(
         )
 
     run_folder.write_units(names, make, (target, draft, tokenizer), settings.seed)
-    parts, rounds = list[dict[str, np.ndarray]](), 0
+    pieces, rounds = list[dict[str, np.ndarray]](), 0
     for name in names:
         one = safetensors.numpy.load((run_folder.part / name).read_bytes())
         one["round"] = one["round"] + rounds
         rounds = int(one["round"].max(initial=rounds - 1)) + 1
-        parts.append(one)
-    return Samples(**{name: np.concatenate([one[name] for one in parts]) for name in parts[0]})
+        pieces.append(one)
+    return Samples(**{name: np.concatenate([one[name] for one in pieces]) for name in pieces[0]})
 
 
 def sample(
@@ -67,7 +67,7 @@ def sample(
     tell: Tell,
 ) -> dict[str, np.ndarray]:
     """Return the columns of `Samples` for one batch of prompts whose first is number `first`; rounds are numbered from 0."""
-    parts: list[dict[str, np.ndarray]] = []
+    pieces: list[dict[str, np.ndarray]] = []
     rounds = 0
 
     def watch(call: Call, verified: Verified) -> None:
@@ -85,25 +85,25 @@ def sample(
             x = (draft.tokens == verified.argmax[:, :gamma]).float()
         x = x.double()
         reached = torch.cat([torch.ones_like(x[:, :1]), x[:, :-1].cumprod(dim=1)], dim=1)
-        place = torch.arange(gamma).expand(batch, -1)
+        slot = torch.arange(gamma).expand(batch, -1)
         text = torch.tensor([first + row for row in call.rows.row_id_list])[:, None].expand(-1, gamma)
-        number = torch.arange(rounds, rounds + batch)[:, None].expand(-1, gamma)
+        round_ids = torch.arange(rounds, rounds + batch)[:, None].expand(-1, gamma)
         most = torch.full((batch, gamma), call.stop.settings.longest)
         rounds += batch
-        inside = (place < draft.lengths.cpu()[:, None]).numpy()
+        inside = (slot < draft.lengths.cpu()[:, None]).numpy()
         values = {
             "s": similarity(draft, companion_probs),
             "a": acceptance(draft, companion_probs),
             "x": x,
             "similarity": torch.minimum(p, q).sum(dim=-1),
-            "place": place,
+            "place": slot,
             "gamma": most,
             "text": text,
-            "round": number,
+            "round": round_ids,
             "reached": reached,
         }
-        parts.append({name: value.cpu().numpy()[inside] for name, value in values.items()})
+        pieces.append({name: value.cpu().numpy()[inside] for name, value in values.items()})
 
     policy = LossyPolicy(stop=Constant(longest), filter=ObserveOnlyFilter(companion))
     run(target, tokenizer, texts, InstrumentedRunner(policy, draft, watch), settings)
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}

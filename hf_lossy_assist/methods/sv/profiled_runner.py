@@ -34,14 +34,14 @@ class ProfileSettings(SamplingSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, high in (("gamma", LONGEST_PROFILED), ("batches", MOST_ROWS)):
-            given = getattr(self, name)
-            if not isinstance(given, list | tuple):
-                raise TypeError(f"{name}: expected numbers such as (5, 7), got {shown(given)}")
-            if not given:
+            setting = getattr(self, name)
+            if not isinstance(setting, list | tuple):
+                raise TypeError(f"{name}: expected numbers such as (5, 7), got {shown(setting)}")
+            if not setting:
                 raise ValueError(f"{name}: expected at least one number")
-            for value in given:
+            for value in setting:
                 check_int(name, value, 1, high)
-            object.__setattr__(self, name, tuple(sorted(set(given))))
+            object.__setattr__(self, name, tuple(sorted(set(setting))))
         check_int("batch_size", self.batch_size, 1, MOST_ROWS)
         least = 2 * self.gamma[-1] + 2  # two rounds, the second of which is timed
         check_int("new_tokens", self.new_tokens, least, MOST_NEW_TOKENS)

@@ -70,14 +70,14 @@ def profile(
             raise ValueError(
                 f"{len(texts)} prompts gave {len(samples.x)} drafted tokens; at least {FEWEST} are needed: pass more prompts"
             )
-        fitted, held, metrics = split_samples(samples, settings.seed)
+        fitted, held_out, metrics = split_samples(samples, settings.seed)
         bins = build_table(fitted, *CELLS, adaptive=True)
         if not processes.first:  # one process measures seconds while the others wait
             processes.wait()
             return Profile.from_pretrained(out)
         latency = measure_latency(target, draft, companion, tokenizer, texts, settings, bins)
-        pays = [predict_speed(bins, latency, held, int(b), gamma, settings.seed) for b in latency.batches]
-        made = Profile(
+        pays = [predict_speed(bins, latency, held_out, int(b), gamma, settings.seed) for b in latency.batches]
+        measured = Profile(
             bins=bins,
             latency=latency,
             gamma=gamma,
@@ -93,7 +93,7 @@ def profile(
             versions=versions(),
         )
         with run.result() as folder:
-            made.write(folder)
-            write_card(profile_card(made), folder / README)
+            measured.write(folder)
+            write_card(profile_card(measured), folder / README)
         processes.wait()
-        return made
+        return measured

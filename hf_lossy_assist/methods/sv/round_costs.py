@@ -124,9 +124,9 @@ def measure_latency(
             while watch.fewest() < settings.rounds:
                 chosen = [texts[(first + i) % len(texts)] for i in range(batch)]
                 before, first = watch.count(), first + batch
-                for each in both:
+                for model in both:
                     watch.last = None  # a call's first round includes its prompt
-                    policy = LossyPolicy(stop=Constant(gamma), filter=each)
+                    policy = LossyPolicy(stop=Constant(gamma), filter=model)
                     run(target, tokenizer, chosen, InstrumentedRunner(policy, draft, watch), settings, ends=False)
                 assert watch.count() > before, "a call has a second round of γ tokens a row"
                 bar.to(done + min(watch.fewest() / settings.rounds, 1.0))

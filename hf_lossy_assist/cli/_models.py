@@ -41,6 +41,13 @@ def load_served(models: ModelOptions, options: LoadOptions) -> "tuple[Served, hl
     return loaded, drafter
 
 
+def load_target(models: ModelOptions, options: LoadOptions) -> "tuple[Served, None]":
+    """Load a target that writes alone, or the demo's, as `load_served` does."""
+    loaded = server.named_drafters.load_pair(models.model, None, options.dtype, options.device)
+    override(loaded[0], options.overrides)
+    return loaded, None
+
+
 def load_without_drafter(models: ModelOptions, options: LoadOptions) -> "Served":
     """Load target, draft and tokenizer as `load_served` does, in another process."""
     return load_served(models, options)[0]

@@ -100,7 +100,8 @@ def generate_command(
         raise ValueError(
             "--prompts: a prompt has limits of its own: leave --stream, --compile and --policy target out"
         )
-    loaded, drafter = _models.load_served(models, loading)
+    load = _models.load_target if alone and models.assistant is None else _models.load_served
+    loaded, drafter = load(models, loading)
     target, settings = _prepare(chosen, drafter, settings, loaded)
     prompted = _models.with_template(loaded[2], texts) if chat else texts
     if by_call:

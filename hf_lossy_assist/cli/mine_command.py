@@ -70,6 +70,8 @@ def mine_command(
     check_out(out, running.resume)
     remote = target_url is not None or target_model is not None
     _check_models(models, task, remote)
+    if remote and loading.overrides:  # it would have no effect
+        raise ValueError("--set is for a target that is loaded here, and --target-url's is not: leave it out")
     if ray is not None and (remote or judge_url is not None):
         raise ValueError(
             "--ray is for models that its workers load, and --target-url and --judge-url name a server: leave one out"

@@ -12,7 +12,7 @@ import torch
 from fuzzing.verdicts import ELSE, REFUSED, RIGHT
 from refused import fault
 
-from hf_lossy_assist import Head, HeadConfig, LinearHead, ModelIdentity, Staged, as_policy, demo
+from hf_lossy_assist import Head, HeadConfig, LinearHead, ModelIdentity, as_policy, demo
 from hf_lossy_assist.artifacts.head import CONFIG, WEIGHTS
 from hf_lossy_assist.policy.sharing import detect_kind
 from hf_lossy_assist.validation import shown
@@ -112,10 +112,6 @@ def test_policies_with_a_profile_equal_what_their_json_form_builds(tmp_path):
 def test_an_acceptance_that_is_no_probability(table):
     bins = demo.profile().bins
     refused(lambda: replace(bins, **{table: getattr(bins, table) + 1}), "out of order")
-
-
-def test_a_companion_that_is_no_name():
-    refused(lambda: Staged(Path("nowhere")), "expected a Transformers model or the name of one")
 
 
 def test_entries_of_a_model_with_a_name_that_a_terminal_acts_on():

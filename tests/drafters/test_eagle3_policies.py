@@ -74,7 +74,7 @@ def test_sv_with_a_companion(mode):
     total = out.speculation.total()
     assert total.num_dropped_tokens > 0 and out.speculation.forwards["companion"] > 0
     other = steep(target, tiny.draft_of(target, "rarely"), companion, bins(np.random.default_rng(0)), batch=4)
-    with pytest.raises(ValueError, match="was made with the draft") as error:
+    with pytest.raises(ValueError, match="was made for the draft") as error:
         write(hla.SpeculativeVerification(other, companion, 4), mode)
     assert "\n" not in str(error.value)
 

@@ -180,7 +180,7 @@ COMPILING = {"warmup"}  # tests/generation/test_warmup.py: what is right here co
 LATER = {
     *(("Runner", name) for name in ("assistant", "streamer", "tokenizer", "assistant_tokenizer", "cache_given")),
     ("generate_many", "tokenizer"),
-    ("Staged", "companion"), ("disable", "model"), ("is_enabled", "model"), ("load", "source"), ("generate_many", "numbers"),
+    ("Staged", "companion"), ("OwnRule", "function"), ("disable", "model"), ("is_enabled", "model"), ("load", "source"), ("generate_many", "numbers"),
     *(("ModelIdentity", name) for name in ("id", "revision", "model_type", "hidden_size", "num_layers", "vocab_size")),
 }  # fmt: skip
 # Of a profile's tables: tests/artifacts; of a drafter's files: tests/drafters.

@@ -142,7 +142,7 @@ def test_as_a_policy(tmp_path):
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [
-        (lambda: SpecDecPP("folder"), TypeError, "SpecDecPP.head: expected a head"),
+        (lambda: SpecDecPP("folder"), TypeError, "SpecDecPP.head: expected Head"),
         (lambda: SpecDecPP(head_for(draft_of("llama"))), ValueError, "that encodes a token; .*predicts the token"),
         (lambda: HeadStop(ruler()), ValueError, "that predicts a token; .*at the token itself"),
         (lambda: SpecDecPP(LinearHead(HeadConfig(1, features=TOKEN, polarity="important"))), ValueError, "important"),

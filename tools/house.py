@@ -56,21 +56,24 @@ KERNEL = (
     "validation.py",
 )
 
-# Sizes to reach; they are shown, and `make check` does not hold them: a contribution may add lines.
+# Sizes to reach.
 GOALS = {
     "lines": 34_000,
     "characters": 1_620_000,
     "files": 210,
     "lines of tests": 36_000,
 }
-# Counts that `make check` holds.
+# Counts that `make check` holds. The first three and the vague names are a ratchet: lower them to what is reached.
 LIMITS = {
+    "lines": 38_230,
+    "characters": 1_815_500,
+    "files": 239,
     "lines of the kernel": 14_800,
     "files of the kernel": 80,
     "benchmark scripts": 14,
     "words of docs": 40_000,
     "identifiers of the dialect": 0,
-    "vague names": 710,
+    "vague names": 186,
     "vague docstrings": 0,
     "module names that stand twice": 0,
     "class names that stand twice": 0,

@@ -222,7 +222,9 @@ def test_whatever_transformers_loads_here_is_loaded_without_code_and_pickles():
     for file in sorted(PACKAGE.rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
-            if is_call and node.func.attr == "from_pretrained":
+            if (
+                is_call and node.func.attr == "from_pretrained" and ast.unparse(node.func.value) != "SAVED[need]"
+            ):  # this package's
                 found.append(
                     (file.name, ast.unparse(node.func.value), {k.arg: ast.unparse(k.value) for k in node.keywords})
                 )

@@ -9,7 +9,7 @@ from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, Metric, generate_latest
 from ray import serve
-from ray.exceptions import RayActorError
+from ray.exceptions import ObjectLostError, RayActorError, WorkerCrashedError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 from starlette.applications import Starlette
@@ -83,14 +83,18 @@ async def pass_on(replies: DeploymentResponseGenerator, send: Send) -> bool:
                 begun = True
                 await send(head)
             await send(message)
-    except RayActorError:
+    except (
+        RayActorError,
+        ObjectLostError,
+        WorkerCrashedError,
+    ):  # parts that were not fetched are lost with the replica
         if begun:
             event = format_event(make_error(LOST, 503)).encode()
             await send({"type": "http.response.body", "body": event, "more_body": False})
         return begun
     finally:
         replies.cancel()  # frees the rows of a client that is gone
-    return True
+    return begun
 
 
 async def answer_request(app: Starlette, scope: Scope, body: bytes) -> AsyncGenerator[Message, None]:

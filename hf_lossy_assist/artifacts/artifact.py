@@ -32,16 +32,20 @@ class Artifact:
     source: str | None  # where it was loaded from or saved to: its name in a policy's JSON form
 
     def facts(self) -> JSONObject:
+        """Return the facts, without the SHA-256."""
         raise NotImplementedError
 
     def tensors(self) -> dict[str, torch.Tensor]:
+        """Return the tensors by name."""
         raise NotImplementedError
 
     def card(self) -> ModelCard:
+        """Return README.md."""
         raise NotImplementedError
 
     @classmethod
     def build(cls, facts: JSONObject, tensors: Mapping[str, torch.Tensor], where: str) -> Self:
+        """Make one of checked files; errors name `where`."""
         raise NotImplementedError
 
     def write(self, folder: Path) -> None:

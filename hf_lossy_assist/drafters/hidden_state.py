@@ -83,7 +83,7 @@ class HiddenStateDrafter(Drafter):
         self, target: PreTrainedModel, ids: torch.Tensor, states: torch.Tensor, keep: int, at_once: int = 1
     ) -> torch.Tensor:
         """Return the logits at the last positions of a text, if `drafts_each_place`; see `Eagle3Drafter`."""
-        raise NotImplementedError(f"{type(self).__name__} drafts behind one place of a text at a time")
+        raise NotImplementedError(f"{type(self).__name__} drafts after one position at a time")
 
     def hook(self, target: PreTrainedModel) -> HiddenStateHook:
         """Return the hook that keeps the states it reads. Raises: `ValueError` if the target lacks a layer."""

@@ -4,7 +4,6 @@
 Transformers' `generate`. A policy in a generation config, which may come from a model's files, never takes effect.
 """
 
-import functools
 import re
 import warnings
 from collections import deque
@@ -29,7 +28,7 @@ from .models.introspection import base_of
 from .policy.parse import as_policy
 from .policy.policy import LossyPolicy
 from .stats.speculation import SpeculationStats
-from .transformers_loop.assist import PromptSeen, assist, call_transformers
+from .transformers_loop.assist import PromptSeen, assist
 from .transformers_loop.attach import LOOPS, find_loop
 from .validation import check_flag, nearest, one_line
 
@@ -272,8 +271,7 @@ def _generate(
         raise ValueError("lossy_policy=None: the open in_transformers_loop has a policy: call generate outside it")
     if drafts or in_loop or (standing is not None and standing.policy is None):
         standing = None
-    generate = method.replaced or method.__wrapped__
-    call = functools.partial(call_transformers, generate, (config, model.generation_config))
+    call = method.replaced or method.__wrapped__
     chosen = [kwargs.get("custom_generate"), *extras.values()]
     unnamed = lossy_policy is ... and (standing is None or any(value is not None for value in chosen))
     if lossy_policy is None or unnamed:

@@ -9,12 +9,11 @@ from along_texts import AlongTexts
 from demo_runs import Measured
 from paper_tables import LONG, RATIOS, TEXTS, Check
 from scipy.stats import pearsonr, sem, t
-from text_quality import compute_rouge, judge_pair
+from text_quality import Judge, compute_rouge
 
 from hf_lossy_assist.evaluation.writer import ArmOutput
 from hf_lossy_assist.stats.intervals import FEWEST, Estimate, harm_bound, rate, ratio, wilson
 from hf_lossy_assist.tasks.base import Problem
-from hf_lossy_assist.tasks.qa import QATask
 
 
 CONFIRMED, DIRECTION = "confirmed in size", "direction only"
@@ -41,7 +40,7 @@ class Outcome:
         return asdict(self)
 
 
-def outcome(check: Check, found: Measured, judge: QATask | None = None) -> Outcome:
+def outcome(check: Check, found: Measured, judge: Judge | None = None) -> Outcome:
     """Judge one check by its rule."""
     published = check.published or "–"
     if check.cannot is not None:
@@ -261,10 +260,10 @@ def _harm(check: Check, found: Measured) -> tuple[Estimate, str]:
     return Estimate(harms / len(pairs), None, bound), f"{harms} of {len(pairs)} harmed, at most {100 * bound:.1f} %"
 
 
-def _win_tie(check: Check, found: Measured, judge: QATask) -> tuple[Estimate, str]:
+def _win_tie(check: Check, found: Measured, judge: Judge) -> tuple[Estimate, str]:
     """Count outputs of the arm that the judge finds better or as good, among those it decides."""
     gains = [
-        judge_pair(judge, found.problems[answer.prompt].prompt, base, answer)
+        judge.compare(found.problems[answer.prompt].prompt, base, answer)
         for answer, base in zip(
             *(_arm(found, name, check.batch_size) for name in (check.arm, check.beside)), strict=True
         )

@@ -17,7 +17,6 @@ import shlex
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -105,22 +104,21 @@ def measure_all(tables: dict[str, PaperTable], chosen: dict[str, PaperTable], ar
     where = {"machine": describe_machine(torch.device("cpu")), "versions": versions()}
     place = Place(hla.demo.load(), args.out, _long_pair(args))
     target_page = args.page or (args.out / "results.md" if args.problems else ROOT / "docs" / "results.md")
-    with ExitStack() as opened:
-        judge = _judge(args, opened)
-        for number, table in enumerate(chosen.values(), 1):
-            file, key = args.out / f"{table.name}.json", _key(table, args, where)
-            known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-            if known.get("key") != key or args.judge_again:
-                print(f"[{number}/{len(chosen)}] {table.name}: {table.paper}, {table.where}", file=sys.stderr)
-                found = where | _result(table, place, judge, args) | {"key": key}
-                of_measuring = {"seconds", "date", "note", *where} & known.keys() if args.judge_again else ()
-                write_text(file, format_json(found | {name: known[name] for name in of_measuring}))
-            results = {
-                name: json.loads(path.read_text(encoding="utf-8"))
-                for name in tables
-                if (path := args.out / f"{name}.json").is_file()
-            }
-            write_text(target_page, page(tables, results))
+    judge = _judge(args)
+    for number, table in enumerate(chosen.values(), 1):
+        file, key = args.out / f"{table.name}.json", _key(table, args, where)
+        known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        if known.get("key") != key or args.judge_again:
+            print(f"[{number}/{len(chosen)}] {table.name}: {table.paper}, {table.where}", file=sys.stderr)
+            found = where | _result(table, place, judge, args) | {"key": key}
+            of_measuring = {"seconds", "date", "note", *where} & known.keys() if args.judge_again else ()
+            write_text(file, format_json(found | {name: known[name] for name in of_measuring}))
+        results = {
+            name: json.loads(path.read_text(encoding="utf-8"))
+            for name in tables
+            if (path := args.out / f"{name}.json").is_file()
+        }
+        write_text(target_page, page(tables, results))
     for name in chosen:
         for check in results[name]["checks"]:
             print(
@@ -153,16 +151,13 @@ def _capped(run: dict[str, Any], most: int | None) -> dict[str, Any]:
     return run | {"problems": min(run["problems"], most), "batch_sizes": [1]}
 
 
-def _judge(args: argparse.Namespace, opened: ExitStack) -> Any:
-    """Return a task that compares outputs by the judge model, or None if none is named."""
-    from hf_lossy_assist.tasks.endpoint import Endpoint
-    from hf_lossy_assist.tasks.qa import QATask
+def _judge(args: argparse.Namespace) -> Any:
+    """Return the judge of outputs, or None if none is named."""
+    from text_quality import Judge
 
     if (args.judge_url is None) != (args.judge_model is None):
         raise SystemExit("--judge-url and --judge-model belong together")
-    if args.judge_url is None:
-        return None
-    return QATask([], opened.enter_context(Endpoint(args.judge_url, args.judge_model)))
+    return None if args.judge_url is None else Judge(args.judge_url, args.judge_model)
 
 
 def _long_pair(args: argparse.Namespace) -> Any:

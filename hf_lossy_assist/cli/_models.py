@@ -178,11 +178,11 @@ def override(target: "PreTrainedModel", settings: list[str] | None) -> None:
             raise ValueError(f"--set {shown(text)}: {one_line(error)}") from None
 
 
-def open_endpoint(role: str, url: str | None, model: str | None, timeout: float) -> "tasks.endpoint.Endpoint":
-    """Connect to the server of --ROLE-url and --ROLE-model, with role "target" or "judge"."""
+def open_endpoint(url: str | None, model: str | None, timeout: float) -> "tasks.endpoint.Endpoint":
+    """Connect to the server of --target-url and --target-model."""
     if url is None or model is None:
         raise ValueError(
-            f"this needs --{role}-url and --{role}-model: an OpenAI-compatible server and a model's name there"
+            "this needs --target-url and --target-model: an OpenAI-compatible server and a model's name there"
         )
     return tasks.endpoint.Endpoint(url, model, timeout=timeout)
 

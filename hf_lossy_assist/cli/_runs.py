@@ -29,10 +29,6 @@ T = TypeVar("T")
 WRONG_WORDS: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 LONGEST_LINE = 300  # characters of an error
 DEMO_LIMIT = 12  # problems of `compare` without --limit
-UNCOUNTED = {  # tasks of `mine` whose right answers are not counted here
-    "qa": "has no right answers, and its judge is for hf-lossy mine",
-    "code": "runs what a model wrote, which hf-lossy mine alone does",
-}
 
 
 def run(app: typer.Typer) -> int:
@@ -160,8 +156,8 @@ def read_problems(
     name = DEMO if task is None else task
     if name == DEMO and model is not None:
         raise ValueError("--task demo is for the demo models: pass another task, or --prompts, with --model")
-    if name in UNCOUNTED:
-        raise ValueError(f"--task {name} {UNCOUNTED[name]}: pass demo, gsm8k, math or a JSON-lines file with `answer`")
+    if name == "code":
+        raise ValueError("--task code runs what a model wrote, which hf-lossy mine alone does: pass another task")
     found = tasks.load.load_task(name, data=data, seed=seed, shots=shots)
     problems = found.problems(DEMO_LIMIT if limit is None and name == DEMO else limit)
     return [problem.prompt for problem in problems], problems, found, name_source(name, data, shots)

@@ -20,10 +20,7 @@ def compare_command(
         str, "policies with commas between them: svip,top_k:k=4+svip,strict+fallback, JSON or folders"
     ] = "strict,svip,svip+fallback",
     prompts: _options.PromptsFile = None,
-    task: Annotated[
-        str | None,
-        "demo, gsm8k, math, a JSON-lines file, or for speed alone mt_bench, spec_bench, speed_bench, sharegpt",
-    ] = None,
+    task: Annotated[str | None, "demo, gsm8k, math, or a JSON-lines file"] = None,
     data: _options.Data = None,
     shots: _options.Shots = 0,
     batch_size: Annotated[str, "prompts at a time; several with commas: 1,8"] = "1",

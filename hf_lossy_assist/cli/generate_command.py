@@ -1,5 +1,6 @@
 """`hf-lossy generate`: continue prompts with the help of a draft model."""
 
+import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -9,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import hf_lossy_assist as hla
 
-from .. import artifacts, models, tasks, training
-from ..tasks.prompts import PromptText, read_texts
+from .. import artifacts, models, training
+from ..tasks.prompts import PromptFile, PromptText, list_errors, read_texts
 from ..terminal import Bar, show, show_json, streamer
 from ..training.processes import Processes
 from ..validation import MOST, MOST_NEW_TOKENS, MOST_ROWS, one_line, require
@@ -46,7 +47,7 @@ def generate_command(
     loading: _options.LoadOptions,
     chat: _options.Chat = False,
     stream: Annotated[bool, "--stream", "print each text as it is written (batch size 1)"] = False,
-    out: Annotated[Path | None, "folder to write, in parts in the format of --prompts (JSON lines, Parquet)"] = None,
+    out: Annotated[Path | None, "folder to write, in parts of JSON lines"] = None,
     running: _options.RunOptions,
     ray: _options.Ray = None,
     as_json: _options.AsJson = False,
@@ -88,7 +89,7 @@ def generate_command(
         recorded = settings | asdict(models) | {"policy": policy, "fallback": fallback}
         recorded |= {"seed": sampling.seed, "chat": chat, "batch_size": batch_size}
         assert prompts is not None
-        file = tasks.prompt_files.PromptFile.open(prompts, batch_size, limit)
+        file = PromptFile.open(prompts, batch_size, limit)
         processes = find_workers(ray, models, loading, _models.load_without_drafter)
         loaded, drafter = _models.load_served(models, loading)
         prepare = partial(_prepare, chosen, drafter, settings)
@@ -141,7 +142,7 @@ def _prepare(
 
 
 def _write_parts(
-    file: "tasks.prompt_files.PromptFile",
+    file: PromptFile,
     loaded: "Served",
     prepare: "Callable[[Served], tuple[PreTrainedModel, dict[str, Any]]]",
     out: Path,
@@ -168,23 +169,25 @@ def _write_parts(
             if artifacts.files.hash_file(file.local) != source["sha256"]:
                 raise ValueError(f"--prompts {file.path} is not the file that the job was started with")
             writers.append(make_writer(models))
-        part = file.read(number)
-        return file.encode(writers[0].write(part) if isinstance(part, list) else writers[0].write_table(part))
+        rows = writers[0].write(file.read(number))
+        return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
 
-    row_writer.refuse_columns(file.columns)
     make_writer(loaded)  # refuses settings that suit no row
-    names = training.run_folder.name_units(len(file.begins), file.path.suffix[1:])
+    names = training.run_folder.name_units(len(file.begins), "jsonl")
     opened = training.run_folder.RunFolder.opened
     with hint_resume(out), opened(out, RECORD, facts, resume=resume, processes=processes) as run:
         run.write_units(names, make, loaded, 0, ("writing", "parts"))
         processes.on_first(lambda: run.part.rename(out))
     if not processes.first:
         return
-    count, first = file.count_errors(out / name for name in names)
-    why = "" if first is None else f"; the others have an `error`, the first {one_line(first)}"
-    if count == file.total:
-        raise ValueError(f"{out}: no text of {file.total} prompts; all have an `error`, the first {one_line(first)}")
-    show(f"{out}: texts of {f'{file.total - count} of ' if count else ''}{file.total} prompts{why}")
+    errors = list_errors(out / name for name in names)
+    why = f"have an `error`, the first {one_line(errors[0])}" if errors else ""
+    if len(errors) == file.total:
+        raise ValueError(f"{out}: no text of {file.total} prompts; all {why}")
+    written = (
+        f"{file.total - len(errors)} of {file.total} prompts; the others {why}" if errors else f"{file.total} prompts"
+    )
+    show(f"{out}: texts of {written}")
 
 
 def _read_texts(

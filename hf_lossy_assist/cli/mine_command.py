@@ -27,9 +27,7 @@ def mine_command(
     *,
     out: _options.Out,
     models: _options.ModelOptions,
-    task: Annotated[
-        str, "demo, gsm8k, math, code, qa, mt_bench, spec_bench, speed_bench, or a file of JSON lines (exact match)"
-    ] = _options.DEMO,
+    task: Annotated[str, "demo, gsm8k, math, code, or a file of JSON lines (exact match)"] = _options.DEMO,
     data: Annotated[Path | None, "the problems of --task (default: an installed package's, or the Hub's)"] = None,
     shots: _options.Shots = 0,
     limit: Annotated[int | None, (1, MOST), "most problems to mine (default: all; 64 of the demo)"] = None,
@@ -39,7 +37,7 @@ def mine_command(
         bool, "--allow-code-execution", "run the programs that a model writes for --task code (docs/security.md)"
     ] = False,
     no_sandbox: Annotated[bool, "--no-sandbox", "run them with your rights where there is no bubblewrap"] = False,
-    workers: Annotated[int, (1, MOST_THREADS), "threads for servers and for running programs"] = 4,
+    workers: Annotated[int, (1, MOST_THREADS), "threads for a server and for running programs"] = 4,
     running: _options.RunOptions,
     ray: _options.Ray = None,
     naive: Annotated[bool, "--naive", "try each mismatch by itself, for comparison"] = False,
@@ -48,8 +46,6 @@ def mine_command(
     sampling: _options.SamplingOptions,
     target_url: Annotated[str | None, "OpenAI-compatible server that runs the target"] = None,
     target_model: Annotated[str | None, "name of the target on that server"] = None,
-    judge_url: Annotated[str | None, "server with a judge model, for qa and the benches"] = None,
-    judge_model: Annotated[str | None, "name of the judge on that server"] = None,
     timeout: _options.Timeout = 120.0,
     loading: _options.LoadOptions,
     chat: _options.Chat = False,
@@ -63,8 +59,6 @@ def mine_command(
       hf-lossy mine --drafter demo --limit 64 --out mined
 
       hf-lossy mine --model M --assistant D --task gsm8k --data train.jsonl --chat --max-seconds 120 --out mined
-
-      hf-lossy mine --model M --assistant D --task qa --data q.jsonl --judge-url URL --judge-model J --out mined
     """
     require("this command", "accelerate", "datasets", "jinja2")
     check_out(out, running.resume)
@@ -72,10 +66,8 @@ def mine_command(
     _check_models(models, task, remote)
     if remote and loading.overrides:  # it would have no effect
         raise ValueError("--set is for a target that is loaded here, and --target-url's is not: leave it out")
-    if ray is not None and (remote or judge_url is not None):
-        raise ValueError(
-            "--ray is for models that its workers load, and --target-url and --judge-url name a server: leave one out"
-        )
+    if ray is not None and remote:
+        raise ValueError("--ray is for models that its workers load, and --target-url names a server: leave one out")
 
     sampling.check()
     settings = methods.autojudge.mining_loop.MineSettings(
@@ -87,16 +79,12 @@ def mine_command(
         places=1 if models.drafter is None else drafters.trained.PLACES,
     )
     with ExitStack() as opened:
-        judge = None
-        if task in tasks.load.JUDGED:
-            judge = opened.enter_context(_models.open_endpoint("judge", judge_url, judge_model, timeout))
         chosen = tasks.load.load_task(
             task,
             data=data,
             split="calibration",
             seed=sampling.seed,
             shots=shots,
-            judge=judge,
             chat=chat,
             allow_code_execution=allow_code_execution,
             sandbox=not no_sandbox,
@@ -105,7 +93,7 @@ def mine_command(
         processes = find_workers(ray, models, loading, _models.load_models)
         target, draft, tokenizer = _load(models, loading, remote)
         if remote:
-            target = opened.enter_context(_models.open_endpoint("target", target_url, target_model, timeout))
+            target = opened.enter_context(_models.open_endpoint(target_url, target_model, timeout))
         wrap = (lambda text: _models.with_template(tokenizer, [text])[0]) if chat else str
         source = _models.name_demo_source(sampling.seed) if task == _options.DEMO else (data or Path(task)).name
         with hint_resume(out):

@@ -11,7 +11,6 @@ from transformers import PreTrainedModel
 
 from ..generation.many import generate_many
 from ..stats.speculation import COUNTS
-from ..tasks.prompt_files import read_rows
 from ..tasks.prompts import LIMITS
 from ..validation import MOST, MOST_NEW_TOKENS, check_int, one_line, shown
 from .bodies import ChatBody, RequestLimits, find_longest, read_body
@@ -80,7 +79,7 @@ class RowWriter:
         """Return a table with the columns of `WRITTEN`. Raises: `ValueError`, one line, for columns that it cannot have."""
         refuse_columns(table.column_names)
         names = [name for name in table.column_names if name in READ or name in OF_ALL_ROWS]
-        rows = self.write(read_rows(table, names))
+        rows = self.write(table.select(names).to_pylist())
         for name, kind in WRITTEN.items():
             table = table.append_column(name, pa.array([row.get(name) for row in rows], kind))
         return table

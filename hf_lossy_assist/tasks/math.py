@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 
 from ..validation import check_int, require
-from .base import Data, FileTask, Problem, find_first, squeeze_blanks
+from .base import Data, FileTask, Problem, squeeze_blanks
 from .prompts import Row, read_rows
 
 
@@ -166,22 +166,16 @@ class GSM8K(Formulas):
         return "".join(example.format(**shot) for shot in self.shots) + f"Question: {question}\nAnswer:"
 
     def problem(self, row: Row) -> Problem:
-        return Problem(self.prompt(row.text("question").strip()), _read_gold(row), row.values)
+        gold = number(row.text("answer").rpartition("####")[2])
+        if gold is None:
+            raise ValueError(f"{row.where}: expected an `answer` with a number, got {row.text('answer')[-60:]!r}")
+        return Problem(self.prompt(row.text("question").strip()), gold, row.values)
 
     def extract(self, problem: Problem, response: str) -> str | None:
         text = self.cut(response)
         marked = text.rpartition("####")[2].strip().partition("\n")[0] if "####" in text else None
-        return find_first([number(match) for match in (stated(text), boxed(text), marked) if match is not None])
-
-
-def _read_gold(row: Row) -> str:
-    """Return the right number of a GSM8K row."""
-    gold = number(row.text("answer").rpartition("####")[2])
-    if gold is None:
-        raise ValueError(
-            f"{row.where}: expected an `answer` with a number after ####, got {row.text('answer')[-60:]!r}"
-        )
-    return gold
+        numbers = (number(match) for match in (stated(text), boxed(text), marked) if match is not None)
+        return next((value for value in numbers if value is not None), None)
 
 
 class MathTask(Formulas):
@@ -192,16 +186,13 @@ class MathTask(Formulas):
 
     name = "math"
 
-    def prompt(self, question: str) -> str:
-        """Return the model's input."""
-        return f"{question}\n\nReason step by step, and give the final answer as \\boxed{{…}}."
-
     def problem(self, row: Row) -> Problem:
-        gold = find_first([row.optional("answer"), boxed(row.optional("solution") or "")])
+        prompt = f"{row.text('problem').strip()}\n\nReason step by step, and give the final answer as \\boxed{{…}}."
+        gold = row.optional("answer") or boxed(row.optional("solution") or "")
         if gold is None:
             raise ValueError(f"{row.where}: expected `answer`, or `solution` with a \\boxed{{…}}, got neither")
-        return Problem(self.prompt(row.text("problem").strip()), gold.strip(), row.values)
+        return Problem(prompt, gold.strip(), row.values)
 
     def extract(self, problem: Problem, response: str) -> str | None:
         text = self.cut(response)
-        return find_first([boxed(text), stated(text)])
+        return boxed(text) or stated(text)

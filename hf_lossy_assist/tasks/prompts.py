@@ -1,16 +1,15 @@
 """Rows of prompts and problems in files: JSON lines, a JSON array, a text with a prompt per line, Parquet; and the prompts in them."""
 
-import codecs
-import gzip
-import zlib
+import json
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
-from io import BufferedReader
+from itertools import islice
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from ..artifacts.hub import fetch_data, is_data
-from ..artifacts.json_io import parse_json, read_lines
+from ..artifacts.json_io import JSONObject, parse_json, read_lines
 from ..validation import MOST_NEW_TOKENS, check_int, is_int, nearest, one_line, require, shown
 
 
@@ -27,6 +26,7 @@ LIMITS = {
     "stop_strings": (0, 0),
     "seed": (0, 2**63 - 1),
 }
+LEAST, MOST_PARTS = 32, 4096  # rows of a part, unless that makes more parts
 
 
 class Row(NamedTuple):
@@ -39,9 +39,10 @@ class Row(NamedTuple):
         """Return the text (or number) under the first of `names` that has one. Raises: `ValueError` with file and line if none has."""
         text = self.optional(*names)
         if text is None:
-            expected = f"a text under {names[0]!r}" if len(names) == 1 else f"a text under one of {', '.join(names)}"
             fields = one_line(", ".join(self.values)) or "(none)"
-            raise ValueError(f"{self.where}: expected {expected}, got the fields {fields}")
+            raise ValueError(
+                f"{self.where}: expected a text under {' or '.join(map(repr, names))}, got the fields {fields}"
+            )
         return text
 
     def optional(self, *names: str, numbers: bool = True) -> str | None:
@@ -65,47 +66,36 @@ class PromptText(NamedTuple):
 
 
 def read_rows(path: str | Path) -> Iterator[Row]:
-    """Yield the rows of a file, one by one: JSON lines or a JSON array (`.gz`: compressed), Parquet, or a .txt with a prompt per line.
+    """Yield the rows of a file, one by one: JSON lines or a JSON array, Parquet, or a .txt with a prompt per line.
 
     Raises: `FileNotFoundError`; `ValueError` with file and line for a row that is not a JSON object, and for a file without any.
     """
     path, where = require_file(path), ""
-    try:
-        for where, values in _read_parquet(path) if path.suffix == ".parquet" else _read_values(path):
-            if not isinstance(values, dict):
-                raise ValueError(f"{where}: expected a JSON object, got {shown(values)}")
-            yield Row(values, where)
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8: {error.reason} at byte {error.start} of a line") from None
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise ValueError(f"{path}: not a whole gzip file ({error}); unpack it or drop the ending .gz") from None
+    for where, values in _read_parquet(path) if path.suffix == ".parquet" else _read_values(path):
+        if not isinstance(values, dict):
+            raise ValueError(f"{where}: expected a JSON object, got {shown(values)}")
+        yield Row(values, where)
     if not where:
         raise ValueError(f"{path} holds no rows; expected one JSON object per line")
 
 
 def _read_values(path: Path) -> Iterator[tuple[str, object]]:
-    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as opened:
-        file = cast(BufferedReader, opened)
-        if file.peek(len(codecs.BOM_UTF8)).startswith(codecs.BOM_UTF8):
-            file.read(len(codecs.BOM_UTF8))
+    with path.open("rb") as file:
         if path.suffix != ".txt" and file.peek(1).lstrip().startswith(b"["):
             entries = parse_json(file.read(), str(path))
             yield from ((f"{path}, entry {index}", values) for index, values in enumerate(entries, 1))
             return
         for where, line in read_lines(file, str(path)):
-            yield where, {FIELDS[0]: line.decode()} if path.suffix == ".txt" else parse_json(line, where)
+            yield where, {FIELDS[0]: line.decode("utf-8-sig")} if path.suffix == ".txt" else parse_json(line, where)
 
 
 def _read_parquet(path: Path) -> Iterator[tuple[str, object]]:
     require(str(path), "pyarrow")
-    from pyarrow import ArrowException, parquet
+    from pyarrow import parquet
 
-    try:
-        rows = (row for batch in parquet.ParquetFile(path).iter_batches() for row in batch.to_pylist())
-        for index, row in enumerate(rows, 1):
-            yield f"{path}, row {index}", row
-    except (ArrowException, OSError) as error:
-        raise ValueError(f"{path} is not a Parquet file ({one_line(error, 120)})") from None
+    rows = (row for batch in parquet.ParquetFile(path).iter_batches() for row in batch.to_pylist())
+    for index, row in enumerate(rows, 1):
+        yield f"{path}, row {index}", row
 
 
 def require_file(path: str | Path) -> Path:
@@ -129,19 +119,21 @@ def read_prompts(path: str | Path, limit: int | None = None) -> list[str]:
 
 def read_texts(path: str | Path, limit: int | None = None) -> list[PromptText]:
     """Read prompts, see `read_prompts`, with each row's `continuation`, `answer` (GSM8K) or first `reference` (Spec-Bench), if it has one."""
-    texts: list[PromptText] = []
-    for row in read_rows(path):
-        if CONVERSATION in row.values:
-            turn = find_first_turn(row)
-            texts += [] if turn is None else [PromptText(*turn)]
-        else:
-            prompt = refuse_placeholder(row.text(*FIELDS), row.where)
-            texts.append(PromptText(prompt, row.optional(*CONTINUATIONS, numbers=False), _find_limits(row)))
-        if len(texts) == limit:
-            break
+    texts = [text for text in islice(filter(None, map(_read_text, read_rows(path))), limit)]
     if not texts:
         raise ValueError(f"{path} holds no prompts: no conversation has a question")
     return texts
+
+
+def _read_text(row: Row) -> PromptText | None:
+    if CONVERSATION in row.values:
+        return _find_first_turn(row)
+    prompt = row.text(*FIELDS)
+    if prompt.startswith(PLACEHOLDER):
+        raise ValueError(
+            f"{row.where}: SPEED-Bench's placeholder in place of a prompt: fill the file in with prepare_data.py of NVIDIA's specdec_bench"
+        )
+    return PromptText(prompt, row.optional(*CONTINUATIONS, numbers=False), _find_limits(row))
 
 
 def _find_limits(row: Row) -> dict[str, object] | None:
@@ -152,36 +144,17 @@ def _find_limits(row: Row) -> dict[str, object] | None:
     return limits or None
 
 
-def refuse_placeholder(prompt: str, where: str) -> str:
-    """Return `prompt`. Raises: `ValueError`, one line, for a row of SPEED-Bench whose prompt has not been filled in."""
-    if prompt.startswith(PLACEHOLDER):
-        raise ValueError(
-            f"{where}: SPEED-Bench's placeholder in place of a prompt: fill the file in with prepare_data.py of NVIDIA's specdec_bench"
-        )
-    return prompt
-
-
-def find_first_turn(row: Row) -> tuple[str, str | None] | None:
-    """Return a person's first message in a row's conversation, and the model's reply if one follows; None if no person writes.
-
-    Raises: `ValueError`, one line, for a turn in another format.
-    """
-    turns = row.values.get(CONVERSATION)
-    if not isinstance(turns, list):
-        raise ValueError(f"{row.where}: expected a list under {CONVERSATION!r}, got {shown(turns)}")
-    messages = [_read_turn(turn, row.where) for turn in turns]
-    for index, (who, text) in enumerate(messages):
-        if who in PEOPLE and text.strip():
-            next_who, reply = messages[index + 1] if index + 1 < len(messages) else ("", "")
-            return text, reply if next_who in MODELS else None
+def _find_first_turn(row: Row) -> PromptText | None:
+    """Return a person's first message in a row's conversation, and the model's reply if one follows; None if no person writes."""
+    listed = row.values[CONVERSATION]
+    turns = [turn if isinstance(turn, dict) else {} for turn in listed] if isinstance(listed, list) else [{}]
+    messages = [(turn.get("from"), turn.get("value")) for turn in turns]
+    if not all(isinstance(text, str) for message in messages for text in message):
+        raise ValueError(f"{row.where}: expected turns with a text under 'from' and 'value', got {shown(listed)}")
+    for (who, text), (next_who, reply) in zip(messages, [*messages[1:], ("", "")], strict=False):
+        if who in PEOPLE and str(text).strip():
+            return PromptText(str(text), reply if next_who in MODELS else None)
     return None
-
-
-def _read_turn(turn: object, where: str) -> tuple[str, str]:
-    who, text = (turn.get("from"), turn.get("value")) if isinstance(turn, dict) else (None, None)
-    if not isinstance(who, str) or not isinstance(text, str):
-        raise ValueError(f"{where}: expected turns with a text under 'from' and 'value', got {shown(turn)}")
-    return who, text
 
 
 def read_limits(name: str, values: Mapping[str, object], others: Iterable[str]) -> dict[str, object]:
@@ -211,3 +184,81 @@ def read_limits(name: str, values: Mapping[str, object], others: Iterable[str]) 
             )
         limits[key] = list(texts)
     return limits
+
+
+# -- in parts ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PromptFile:
+    """A file of JSON lines in parts of `rows`, of which any is read by itself: no process holds all rows.
+
+    `begins`: the first byte of each part. `path`: the file, or a dataset's on the Hub with its commit.
+    """
+
+    path: Path
+    rows: int
+    total: int
+    begins: list[int]
+
+    @classmethod
+    def open(cls, path: Path, batch_size: int, limit: int | None) -> "PromptFile":
+        """Find the parts of a file. Raises: `ValueError` or `OSError`, one line."""
+        if path.suffix != ".jsonl":
+            raise ValueError(f"--prompts {path}: --out continues JSON lines (.jsonl), and hla.ray.Writer tables")
+        local, path = fetch_data(path) if is_data(path) else (require_file(path), path)
+        total = sum(1 for _ in islice(_scan_lines(local), limit))
+        if not total:
+            raise ValueError(f"--prompts {path} has no rows")
+        rows = max(LEAST, 8 * batch_size, -(-total // MOST_PARTS))
+        return cls(path, rows, total, [begin for begin, _ in islice(_scan_lines(local), 0, total, rows)])
+
+    @property
+    def local(self) -> Path:
+        """The file on this machine, to which it is downloaded if it is on the Hub."""
+        return require_file(self.path)
+
+    def read(self, index: int) -> list[JSONObject]:
+        """Return the rows of a part, of which those that are no JSON object have an `error`.
+
+        Rows get their number as `id` and a `prompt`, if they have others of `FIELDS` in its place. Raises: `ValueError`, one line, for a
+        file that is another one by now.
+        """
+        first = index * self.rows
+        count = min(self.rows, self.total - first)
+        lines = islice(_scan_lines(self.local, self.begins[index]), count)
+        rows = [{"id": n} | self._parse(n, line) for n, (_, line) in enumerate(lines, first)]
+        if len(rows) != count:
+            raise ValueError(f"--prompts {self.path} has changed since the job began: start again with another --out")
+        return rows
+
+    def _parse(self, row_id: int, line: bytes) -> JSONObject:
+        where = f"{self.path.name}, row {row_id} (the first is 0)"
+        try:
+            values = parse_json(line, where)
+            if not isinstance(values, dict):
+                raise ValueError(f"{where}: expected a JSON object")
+            if not values.get("prompt") and values.get("messages") is None:
+                row = Row(values, where)
+                turn = _find_first_turn(row) if CONVERSATION in values else None
+                text = row.optional(*FIELDS) if turn is None else turn.prompt
+                values |= {} if text is None else {"prompt": text}
+        except ValueError as error:
+            return {"error": one_line(error)}
+        return values
+
+
+def _scan_lines(path: Path, begin: int = 0) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines that are not blank, each with its first byte."""
+    with open(path, "rb") as file:
+        file.seek(begin)
+        for line in file:
+            if line.strip():
+                yield begin, line
+            begin += len(line)
+
+
+def list_errors(paths: Iterable[Path]) -> list[str]:
+    """Return the errors of the rows in written parts."""
+    lines = (line for path in paths for _, line in _scan_lines(path))
+    return [error for line in lines if (error := json.loads(line)["error"]) is not None]

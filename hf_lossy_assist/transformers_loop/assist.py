@@ -1,14 +1,11 @@
-"""Calls of Transformers' `generate`: with a policy in its assisted generation, one row, for models that cannot be decoded
-in rows; and without one, after which a passed cache is as before if an error ends them while they draft."""
+"""Calls of Transformers' `generate` with a policy in its assisted generation, one row, for models that cannot be decoded in rows."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 from weakref import ref
 
 import torch
-from torch.utils._pytree import tree_map_only
 from transformers import PreTrainedModel
-from transformers.cache_utils import CacheLayerMixin, StaticLayer
 from transformers.generation.streamers import BaseStreamer
 
 from ..drafters.base import Drafter
@@ -26,9 +23,6 @@ from ..models.multimodal import EMBEDDINGS
 from ..models.probe import why_not_assisted
 from ..stats.speculation import SpeculationStats
 from .attach import TransformersLoop, entered
-
-
-DRAFTING, LOOKUP = (*MODEL_FREE_DRAFTS, *STATE_DRAFTS), "prompt_lookup_num_tokens"
 
 
 class PromptSeen(BaseStreamer):
@@ -95,8 +89,6 @@ def _refuse(model: PreTrainedModel, arguments: Mapping[str, Any], error: NotInRo
     """Raise `ValueError` for what Transformers' loop would ignore, or write differently."""
     names = (EMBEDDINGS, "drafter", "generator", "hints", "assistant_tokenizer", *MODEL_FREE_DRAFTS, *STATE_DRAFTS)
     unread = [name for name in names if arguments.get(name) is not None and arguments[name] is not False]
-    searches = unread == [LOOKUP] and arguments.get("assistant_model") is None
-    unread = [] if searches else unread
     base = base_of(model)
     if not base.config.is_encoder_decoder:
         unread += find_other_inputs(arguments, model.generation_config)
@@ -111,65 +103,11 @@ def _refuse(model: PreTrainedModel, arguments: Mapping[str, Any], error: NotInRo
         raise ValueError(
             f"{error.reason}, and {unread[0] if unread else cache}=… is for rows: leave it out, or lossy_policy"
         )
-    if isinstance(draft, Drafter) or (draft is None and not searches):
+    if draft is None or isinstance(draft, Drafter):
         raise ValueError(
             f"{error.reason}, and Transformers' own assisted loop needs a draft model: pass assistant_model=…"
         )
-    if draft is not None and base_of(draft).config.is_encoder_decoder and not base.config.is_encoder_decoder:
+    if base_of(draft).config.is_encoder_decoder and not base.config.is_encoder_decoder:
         raise ValueError(f"{error.reason}, and drafts for no decoder: choose an assistant_model of the target's kind")
     if (reason := why_not_assisted(model)) is not None:
         raise ValueError(f"{error.reason}, nor in Transformers' own assisted loop ({reason}): leave lossy_policy out")
-
-
-# -- without a policy -------------------------------------------------------------------------------------------------
-
-
-def call_transformers(
-    generate: Callable[..., object], configs: Sequence[object], /, *args: object, **kwargs: object
-) -> object:
-    """Return `generate(*args, **kwargs)`; after an error while it drafts, the caller's cache is as before.
-
-    `configs`: the call's generation config and the model's.
-    """
-    name, drafts = passed_as(kwargs), [getattr(config, way, None) for config in configs for way in DRAFTING]
-    drafts += [*args[2:], *map(kwargs.get, ("assistant_model", *DRAFTING))]
-    drafting = any(config is not None and config is not False for config in drafts)
-    mark = CacheMark(kwargs[name]) if name is not None and drafting else None
-    try:
-        return generate(*args, **kwargs)
-    except BaseException:
-        if mark is not None:
-            mark.restore()
-        raise
-
-
-class CacheMark:
-    """A moment of a Transformers cache to return to, even if a forward was interrupted between two layers, or between
-    keys and values.
-
-    Empty layers, and those that drop what leaves a window, are copied; others are cropped.
-    """
-
-    def __init__(self, cache: object):
-        self.layers = getattr(getattr(cache, "self_attention_cache", cache), "layers", [])
-        self.marked = [_marked(layer) for layer in self.layers]
-
-    def restore(self) -> None:
-        """Return the cache to the marked moment."""
-        del self.layers[len(self.marked) :]  # made on first use
-        for layer, mark in zip(self.layers, self.marked, strict=True):
-            if isinstance(mark, dict):
-                vars(layer).update(mark)
-            elif (surplus := int(layer.get_seq_length()) - mark) > 0:
-                values = layer.values
-                layer.crop(-surplus)
-                if not isinstance(layer, StaticLayer):
-                    layer.values = values[..., :mark, :]
-
-
-def _marked(layer: CacheLayerMixin) -> int | dict[str, object]:
-    """Return a layer's length, or its attributes if it cannot be cropped to a length."""
-    drops = hasattr(layer, "sliding_window") or hasattr(layer, "conv_states") or not hasattr(layer, "get_seq_length")
-    if not isinstance(layer, StaticLayer) and (drops or layer.get_seq_length() == 0):
-        return tree_map_only(torch.Tensor, torch.clone, dict(vars(layer)))
-    return int(layer.get_seq_length())

@@ -1,7 +1,7 @@
 """Run a policy in Transformers' assisted generation inside a context, and collect statistics."""
 
 import threading
-import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -10,9 +10,8 @@ from typing import Any
 from weakref import finalize
 
 import torch
-from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList, PreTrainedModel
-from transformers.generation import GenerationMode
-from transformers.generation.candidate_generator import AssistedCandidateGenerator, PromptLookupCandidateGenerator
+from transformers import GenerationMixin, LogitsProcessorList, PreTrainedModel
+from transformers.generation.candidate_generator import AssistedCandidateGenerator
 
 from ..artifacts.features import FeatureTap
 from ..batch.callers_code import check_grammars
@@ -33,11 +32,9 @@ from .processors import AcceptanceProcessor
 
 
 WAY_OUT = "call hla.enable(target) and pass lossy_policy=…"
-# The methods by which `generate` gets the candidate generator of a call, and validates its mode.
-NAME, CHECK = "_get_candidate_generator", "_validate_generation_mode"
+NAME = "_get_candidate_generator"  # the method by which `generate` gets the candidate generator of a call
 _lock = threading.Lock()
-# By target: its open contexts, of all threads, and the methods that were set on it before the first.
-_open: dict[PreTrainedModel, tuple[list["TransformersLoop"], dict[str, Any]]] = {}
+_open: Counter[PreTrainedModel] = Counter()  # open contexts of each target, of all threads
 
 
 class TransformersLoop:
@@ -107,12 +104,8 @@ def in_transformers_loop(target: PreTrainedModel, policy: object) -> Iterator[Tr
 def entered(base: PreTrainedModel, loop: TransformersLoop) -> Iterator[TransformersLoop]:
     """Run a loop's policy in the assisted calls of this thread on a Transformers model."""
     with _lock:
-        opened, before = _open.setdefault(
-            base, ([], {name: vars(base)[name] for name in (NAME, CHECK) if name in vars(base)})
-        )
-        opened.append(loop)
+        _open[base] += 1
         setattr(base, NAME, partial(_get_generator, base))
-        setattr(base, CHECK, partial(_check_mode, base))
     LOOPS.set((*LOOPS.get(), (base, loop)))
     try:
         yield loop
@@ -120,43 +113,18 @@ def entered(base: PreTrainedModel, loop: TransformersLoop) -> Iterator[Transform
         loop.open = False  # also where another thread ends the context
         LOOPS.set(tuple(pair for pair in LOOPS.get() if pair[1].open))
         with _lock:
-            opened.remove(loop)
-            if not opened:
+            _open[base] -= 1
+            if not _open[base]:
                 del _open[base]
-                for name in (NAME, CHECK):
-                    delattr(base, name)
-                vars(base).update(before)
+                delattr(base, NAME)
 
 
 def _get_generator(target: PreTrainedModel, **arguments: Any) -> object:
     """Make the candidate generator of a call: in a context of this thread the policy's, else Transformers'."""
     loop = find_loop(target)
-    if loop is not None:
-        return _make_generator(loop, target, arguments)
-    # Not so for a copy of a target.
-    if any(opened.way_out == WAY_OUT for opened in _open.get(target, ([],))[0]):
-        warnings.warn(
-            "in_transformers_loop: the open context belongs to another thread, so its policy does not act on this call: enter a context in the "
-            "thread that calls generate",
-            stacklevel=2,
-        )
-    return type(target)._get_candidate_generator(target, **arguments)
-
-
-def _check_mode(
-    target: PreTrainedModel, mode: GenerationMode, config: GenerationConfig, kwargs: dict[str, Any]
-) -> object:
-    """Raise `ValueError` for a call with an assistant that Transformers would ignore, so that no policy would run."""
-    if (
-        find_loop(target) is not None
-        and kwargs.get("assistant_model") is not None
-        and mode != GenerationMode.ASSISTED_GENERATION
-    ):
-        raise ValueError(
-            f"Transformers' own loop drafts for no {mode.value} (num_beams={config.num_beams}), so the policy would not run: pass num_beams=1, or leave "
-            "assistant_model out"
-        )
-    return getattr(type(target), CHECK)(target, mode, config, kwargs)
+    if loop is None:
+        return type(target)._get_candidate_generator(target, **arguments)
+    return _make_generator(loop, target, arguments)
 
 
 def _make_generator(
@@ -165,14 +133,10 @@ def _make_generator(
     """Make a call's generator and replace the call's processors. `arguments`: the arguments of Transformers' `_get_candidate_generator`."""
     policy, ids, config = loop.policy, arguments["input_ids"], arguments["generation_config"]
     drafting = _transformers_generator(loop, target, arguments)
-    draft, sampling = getattr(drafting, "assistant_model", None), bool(config.do_sample)
+    draft = drafting.assistant_model
     settings = Settings(loop.settings, config, target.generation_config)
     runner = Runner(policy, draft, settings={name: settings.resolve(name) for name in DRAFT_SETTINGS})
-    checked = runner.validate(target, None if draft is not None else settings)
-    if draft is None and (checked.stop.adaptive or not policy.lossless):
-        raise ValueError(
-            f"{policy}: prompt lookup in Transformers' own loop is for lossless policies without an adaptive stop: pass assistant_model=…, or take strict"
-        )
+    checked = runner.validate(target)
     runner.check_decoding(checked.draft, target, config, config.max_length - ids.shape[1])
     announce(policy)
     companion = policy.filter.companion_for(target)
@@ -183,14 +147,11 @@ def _make_generator(
             f"the companion reads whole texts here, and this prompt has hidden tokens: leave them out, or {loop.way_out}"
         )
     for name, head in policy.heads().items():
-        head.to(device_of(draft) if name.startswith("stop") and draft is not None else ids.device)
+        head.to(device_of(draft) if name.startswith("stop") else ids.device)
     clock, row = Clock(ids.device), RowStats()
     stop = checked.stop.start(1)
-    pair = (
-        target,
-        target if draft is None else draft,
-        make_cost_key(policy, None, config, ids.device, target.dtype, "Transformers' loop"),
-    )
+    cost_key = make_cost_key(policy, None, config, ids.device, target.dtype, "Transformers' loop")
+    pair = target, draft, cost_key
     stop.pair(*pair)
     listed: LogitsProcessorList = arguments["logits_processor"]
     check_grammars(listed, target, None)
@@ -202,9 +163,9 @@ def _make_generator(
     stats = SpeculationStats([row], stop.settings.longest, policy.lossless, dtype=dtype_of(target))
     loop._calls.append((stats, clock))
     reader = None if companion is None else RowModel(companion, 1, config.max_length, vocabulary_of(target))
-    positions = PositionLimits(target, None if draft is None else base_of(draft), companion, shortest=shown.shape[-1])
+    positions = PositionLimits(target, base_of(draft), companion, shortest=shown.shape[-1])
     generator = PolicyCandidateGenerator(
-        drafting, policy, stop, acceptance, processors, reader, sampling, clock, positions
+        drafting, policy, stop, acceptance, processors, reader, bool(config.do_sample), clock, positions
     )
     generator.filter.pair(*pair)
     finalize(generator, acceptance.reading.close)  # a call that fails while the target reads ends without a word to us
@@ -213,12 +174,11 @@ def _make_generator(
 
 def _transformers_generator(
     loop: TransformersLoop, target: PreTrainedModel, arguments: dict[str, Any]
-) -> AssistedCandidateGenerator | PromptLookupCandidateGenerator:
+) -> AssistedCandidateGenerator:
     """Return Transformers' generator for a call. Raises: `ValueError`, one line, for a call that does not support policies."""
-    rows, config = arguments["input_ids"].shape[0], arguments["generation_config"]
-    if rows > 1:
+    if (rows := len(arguments["input_ids"])) > 1:
         raise ValueError(f"Transformers' own assisted loop has one row, this call has {rows}: {loop.way_out}")
-    if getattr(config, "assistant_ensemble_weight", None) is not None:
+    if getattr(arguments["generation_config"], "assistant_ensemble_weight", None) is not None:
         raise ValueError(
             "assistant_ensemble_weight is a rule of its own beside the policy's: leave it out, or take the policy Ensemble(w)"
         )
@@ -227,14 +187,7 @@ def _transformers_generator(
         raise ValueError(
             f"Transformers' own assisted loop cannot go on from a filled cache: leave {CACHE} out, or {loop.way_out}"
         )
-    if arguments.get("assistant_model") is None and config.prompt_lookup_num_tokens is None:
-        raise ValueError(
-            f"a policy in Transformers' own loop needs assistant_model=…; for other drafts {loop.way_out}"
-        )
     generator = type(target)._get_candidate_generator(target, **arguments)
-    if type(generator) is PromptLookupCandidateGenerator:
-        generator.logits_processor = LogitsProcessorList()  # the policy's rule applies the call's, once for each token
-        return generator
     if type(generator) is not AssistedCandidateGenerator:
         raise ValueError(
             f"a policy in Transformers' own loop cannot draft by {type(generator).__name__}: {loop.way_out}"

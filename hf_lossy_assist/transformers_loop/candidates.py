@@ -1,5 +1,4 @@
-"""Draft in Transformers' assisted generation, with a draft model until the policy's stop ends the draft or by prompt lookup, and apply
-the policy's filter."""
+"""Draft in Transformers' assisted generation until the policy's stop ends the draft, and apply the policy's filter."""
 
 from contextlib import ExitStack, nullcontext
 
@@ -8,7 +7,6 @@ from transformers import LogitsProcessorList, PreTrainedModel, StoppingCriteria,
 from transformers.generation.candidate_generator import (
     AssistedCandidateGenerator,
     CandidateGenerator,
-    PromptLookupCandidateGenerator,
     _prepare_attention_mask,
     _prepare_position_ids,
     _prepare_token_type_ids,
@@ -55,7 +53,7 @@ class PolicyCandidateGenerator(CandidateGenerator):
     It returns no logits: `AcceptanceProcessor`, which has the distributions, decides, and encodes the decision in the target's scores.
 
     Args:
-        drafting: Transformers' generator for this call; it runs the draft model on a cache, or searches the text.
+        drafting: Transformers' generator for this call; it runs the draft model on a cache.
         policy, stop: the call's policy, and the run of its stop.
         acceptance: decides on the candidates.
         processors: the call's, for the companion.
@@ -66,7 +64,7 @@ class PolicyCandidateGenerator(CandidateGenerator):
 
     def __init__(
         self,
-        drafting: AssistedCandidateGenerator | PromptLookupCandidateGenerator,
+        drafting: AssistedCandidateGenerator,
         policy: LossyPolicy,
         stop: StopRun,
         acceptance: AcceptanceProcessor,
@@ -79,15 +77,12 @@ class PolicyCandidateGenerator(CandidateGenerator):
         self.drafting, self.policy, self.stop, self.acceptance = drafting, policy, stop, acceptance
         self.processors, self.companion, self.sampling, self.clock = processors, companion, sampling, clock
         self.positions = positions
-        self.tap: FeatureTap | None = None
-        self.states: FeatureTap | None = None
-        if isinstance(drafting, AssistedCandidateGenerator):
-            for config in (drafting.assistant_generation_config, drafting.generation_config):
-                config.assistant_confidence_threshold = 0.0  # disables Transformers' stop
-            draft: PreTrainedModel = drafting.assistant_model
-            of_stop, of_rule = stop.settings.features, policy.rule.features
-            self.tap = None if of_stop is None else FeatureTap(draft, of_stop)
-            self.states = None if of_rule is None or not of_rule.reads("draft") else FeatureTap(draft, of_rule)
+        for config in (drafting.assistant_generation_config, drafting.generation_config):
+            config.assistant_confidence_threshold = 0.0  # disables Transformers' stop
+        draft: PreTrainedModel = drafting.assistant_model
+        of_stop, of_rule = stop.settings.features, policy.rule.features
+        self.tap = None if of_stop is None else FeatureTap(draft, of_stop)
+        self.states = None if of_rule is None or not of_rule.reads("draft") else FeatureTap(draft, of_rule)
         self.reads_probs = (
             sampling or companion is not None or policy.filter.reads_probs or policy.rule.needs_draft_probs
         )
@@ -125,9 +120,6 @@ class PolicyCandidateGenerator(CandidateGenerator):
         """Draft up to `limit` tokens, as far as the text has room."""
         inner, device = self.drafting, input_ids.device
         row = torch.zeros(1, dtype=torch.int64, device=device)
-        if isinstance(inner, PromptLookupCandidateGenerator):
-            copied = inner.get_candidates(input_ids)[0][:, input_ids.shape[1] :][:, :limit]
-            return Draft(copied, torch.full_like(row, copied.shape[1]), row, limit, self.sampling)
         ids = input_ids.to(inner.assistant_model.device)
         inner.num_assistant_tokens = limit
         shortest, longest = inner._calculate_new_tokens(ids)
@@ -160,7 +152,6 @@ class PolicyCandidateGenerator(CandidateGenerator):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Run the draft's `generate` after `ids`; return the text and the processed logits of its new tokens."""
         inner = self.drafting
-        assert isinstance(inner, AssistedCandidateGenerator), "a search of the text has no draft model"
         if steps is None:  # no crop: after one, sliding windows could not be rolled back
             of_kind, length = inner.assistant_model.config.is_encoder_decoder, ids.shape[1]
             for prepare in (_prepare_attention_mask, _prepare_position_ids):

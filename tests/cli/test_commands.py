@@ -174,7 +174,7 @@ def test_greedy_data_fits_and_says_what_lambdas_mean(hf_lossy, tmp_path):
         (["mine", "--out", "", "--limit", "1"], "--out: expected the name of a new folder"),
         (
             ["collect", "--out", "{tmp}/x", "--prompts", "{tmp}/blank.jsonl"],
-            "blank.jsonl, line 2: expected a text under one of prompt, question, turns",
+            "blank.jsonl, line 2: expected a text under 'prompt' or 'question' or 'turns'",
         ),
         (["collect", "--out", "{tmp}/x", "--prompts", "nowhere.jsonl"], "nowhere.jsonl"),
         (["collect", "--out", "{tmp}/there"], "exists"),

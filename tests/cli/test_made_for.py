@@ -40,7 +40,10 @@ def test_the_demos_problems_are_not_for_other_models(hf_lossy, tmp_path):
 
 GOOD = json.dumps({"prompt": "1 + 1?", "answer": "2"}) + "\n"
 BAD = {
-    "a missing field": (GOOD + '{"text": "1 + 1?"}\n', "line 2: expected a text under one of prompt, question, turns"),
+    "a missing field": (
+        GOOD + '{"text": "1 + 1?"}\n',
+        "line 2: expected a text under 'prompt' or 'question' or 'turns'",
+    ),
     "JSON that ends early": (GOOD + '\n{"prompt": "1 +\n', "line 3 is not JSON: "),
     "a list": (GOOD + "[1, 2]\n", "line 2: expected "),
     "an empty file": ("", "holds no "),
@@ -100,17 +103,9 @@ def test_a_task_without_answers(line, tmp_path):
 
 
 @pytest.mark.parametrize("command", ["compare", "tune"])
-def test_tasks_whose_answers_are_not_counted(line, tmp_path, command):
+def test_a_task_whose_answers_are_not_counted(line, tmp_path, command):
     (tmp_path / "rows.jsonl").write_text(GOOD)
-    for task, says in (("qa", "has no right answers, and its judge is for hf-lossy mine"), ("code", "hf-lossy mine")):
-        message = line(command, "--task", task, "--data", tmp_path / "rows.jsonl", *DEMO)
-        assert says in message and "pass demo, gsm8k, math or a JSON-lines file" in message
-
-
-def test_no_judge(line, tmp_path):
-    (tmp_path / "rows.jsonl").write_text(GOOD)
-    arguments = ["mine", "--out", "{tmp}/out", "--task", "qa", "--data", tmp_path / "rows.jsonl", *DEMO]
-    assert "needs --judge-url and --judge-model: an OpenAI-compatible server" in line(*arguments)
+    assert "hf-lossy mine" in line(command, "--task", "code", "--data", tmp_path / "rows.jsonl", *DEMO)
 
 
 @pytest.fixture(scope="module")

@@ -148,13 +148,10 @@ def test_wrong_uses(prompts, sampling):
 
 
 def test_other_columns_pass_unread(prompts, sampling):
-    """Whether Python could hold them or not; and a prompt that it cannot hold is a broken row."""
+    """Whether Python could hold them or not."""
     far = pa.array([10**13, 1], pa.timestamp("s"))
     found = sampling(pa.table({"prompt": prompts[:2], "when": far}))
     assert found["error"].to_pylist() == [None, None] and found["when"].chunk(0).equals(far)
-    wrong = pa.Array.from_buffers(pa.string(), 2, pa.array([b"\xff", b"1+1="]).buffers())
-    found = sampling(pa.table({"prompt": wrong}))
-    assert "cannot be read: 'utf-8' codec" in found["error"][0].as_py() and found["text"][1].as_py()
     block = {
         "prompt": prompts[:1],
         "when": np.array(["2026-11-28"], "datetime64[ns]"),

@@ -7,8 +7,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from datasets import load_from_disk
 from support.mining import SETTINGS, TASK
@@ -23,8 +21,7 @@ from hf_lossy_assist.methods.sprinter.collect import collect
 from hf_lossy_assist.methods.sprinter.collect_runner import CollectSettings
 from hf_lossy_assist.ray.dataset_writer import Writer
 from hf_lossy_assist.server.named_drafters import load_pair
-from hf_lossy_assist.tasks.prompt_files import LEAST, PromptFile
-from hf_lossy_assist.tasks.prompts import PromptText
+from hf_lossy_assist.tasks.prompts import LEAST, PromptFile, PromptText
 from hf_lossy_assist.training.processes import Processes
 
 
@@ -38,64 +35,53 @@ def lines_of(count):
 def test_any_part_is_read_by_itself(tmp_path):
     lines = [line + "\n" * (n % 3) for n, line in enumerate(lines_of(LEAST * 2 + 5))]
     (tmp_path / "p.jsonl").write_text("\n" + "".join(lines))
-    pq.write_table(
-        pa.table({"prompt": [json.loads(line)["prompt"] for line in lines]}), tmp_path / "p.parquet", row_group_size=21
-    )
     expected = [{"id": n, "prompt": json.loads(line)["prompt"]} for n, line in enumerate(lines)]
-    for name in ("p.jsonl", "p.parquet"):
-        for limit, total in ((None, len(lines)), (LEAST + 1, LEAST + 1), (3, 3)):
-            file = PromptFile.open(tmp_path / name, 1, limit)
-            parts = [file.read(number) for number in reversed(range(len(file.begins)))][::-1]
-            rows = [part if isinstance(part, list) else part.to_pylist() for part in parts]
-            assert sum(rows, []) == expected[:total] and max(map(len, rows)) <= LEAST
-    assert pq.read_table(pa.BufferReader(file.encode(parts[0]))).column_names == ["prompt", "id"]
+    for limit, total in ((None, len(lines)), (LEAST + 1, LEAST + 1), (3, 3)):
+        file = PromptFile.open(tmp_path / "p.jsonl", 1, limit)
+        parts = [file.read(number) for number in reversed(range(len(file.begins)))][::-1]
+        assert sum(parts, []) == expected[:total] and max(map(len, parts)) <= LEAST
     (tmp_path / "p.jsonl").write_text("".join(lines[:3]))
     with pytest.raises(ValueError, match=r"p.jsonl has changed since the job began"):
-        PromptFile(tmp_path / "p.jsonl", LEAST, 5, [0], []).read(0)
+        PromptFile(tmp_path / "p.jsonl", LEAST, 5, [0]).read(0)
 
 
 def test_rows_that_are_no_rows(tmp_path):
     shared = b'{"conversations": [{"from": "human", "value": "c"}]}\n{"prompt": "", "question": "d"}\n{"prompt": ""}\n{"a": 1}\n'
     (tmp_path / "p.jsonl").write_bytes(
-        b'\xef\xbb\xbf{"question": "a"}\n[1]\n{"prompt": \xff}\n{"id": 7, "prompt": "b"}\n' + shared
+        b'{"question": "a"}\n[1]\n{"prompt": \xff}\n{"id": 7, "prompt": "b"}\n' + shared
     )
     found = PromptFile.open(tmp_path / "p.jsonl", 1, None).read(0)
     assert found[0] == {"id": 0, "question": "a", "prompt": "a"} and found[3] == {"id": 7, "prompt": "b"}
     assert "p.jsonl, row 1 (the first is 0): expected a JSON object" in found[1]["error"]
     assert "p.jsonl, row 2 (the first is 0) is not JSON" in found[2]["error"]
     assert [row.get("prompt") for row in found[4:]] == ["c", "d", "", None]
-    pq.write_table(pa.table({"question": ["a", None]}), tmp_path / "q.parquet")
-    assert PromptFile.open(tmp_path / "q.parquet", 1, None).read(0)["prompt"].to_pylist() == ["a", None]
-    wrong = pa.Array.from_buffers(pa.string(), 2, pa.array([b"\xff", b"a"]).buffers())
-    pq.write_table(pa.table({"question": wrong}), tmp_path / "w.parquet")
-    assert PromptFile.open(tmp_path / "w.parquet", 1, None).read(0)["prompt"].to_pylist() == [None, "a"]
 
 
 def test_a_file_of_a_dataset_on_the_hub(hub, hf_lossy, tmp_path):
     """With the commit that it was of when the job began; the texts are those of the file here."""
     import huggingface_hub
 
-    data, name = tmp_path / "p.parquet", "hf://datasets/org/prompts/data/p.parquet"
+    data, name = tmp_path / "p.jsonl", "hf://datasets/org/prompts/data/p.jsonl"
     huggingface_hub.create_repo("org/prompts", repo_type="dataset")
 
     def upload(prompts):
-        pq.write_table(pa.table({"prompt": prompts}), data)
-        settings = {"path_in_repo": "data/p.parquet", "repo_id": "org/prompts", "repo_type": "dataset"}
+        data.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
+        settings = {"path_in_repo": "data/p.jsonl", "repo_id": "org/prompts", "repo_type": "dataset"}
         huggingface_hub.upload_file(path_or_fileobj=data, **settings)
 
     upload(["1+1=", "2+2="])
     file = PromptFile.open(Path(name), 1, None)
     for prompts, out in ((data, "here"), (name, "there")):
         assert hf_lossy(*COMMAND, "--prompts", prompts, "--out", tmp_path / out).code == 0
-    here, there = (pq.read_table(tmp_path / out / "00000.parquet") for out in ("here", "there"))
-    assert here.equals(there) and here["error"].to_pylist() == [None, None]
+    here, there = ((tmp_path / out / "00000.jsonl").read_text() for out in ("here", "there"))
+    assert here == there and here.count('"error": null') == 2
     upload(["3+3="])
-    assert file.read(0)["prompt"].to_pylist() == ["1+1=", "2+2="]
+    assert [row["prompt"] for row in file.read(0)] == ["1+1=", "2+2="]
     wrong = {
-        "org/prompts/none.parquet": "the dataset org/prompts: 404",
-        "org/none/p.parquet": "the dataset org/none: 404",
-        "org/prompts@v9/p.parquet": "the dataset org/prompts: 404",
-        "p.parquet": "expected hf://datasets/ORG/NAME/FILE, got",
+        "org/prompts/none.jsonl": "the dataset org/prompts: 404",
+        "org/none/p.jsonl": "the dataset org/none: 404",
+        "org/prompts@v9/p.jsonl": "the dataset org/prompts: 404",
+        "p.jsonl": "expected hf://datasets/ORG/NAME/FILE, got",
     }
     for given, line in wrong.items():
         done = hf_lossy(*COMMAND, "--prompts", f"hf://datasets/{given}", "--out", tmp_path / "no")
@@ -116,30 +102,24 @@ def test_another_file_under_the_same_name(hf_lossy, tmp_path, monkeypatch):
     assert done.code == 2 and done.line.endswith("p.jsonl is not the file that the job was started with"), done.err
 
 
-@pytest.mark.parametrize("form", ["jsonl", "parquet"])
-def test_rows_without_texts_are_counted(hf_lossy, tmp_path, form):
-    """Wherever the line may be in a text: a column of JSON lines that holds errors of its own is no error."""
+def test_rows_without_texts_are_counted(hf_lossy, tmp_path):
+    """Wherever the line may be in a text: a column that holds errors of its own is no error."""
     rows = [{"prompt": "1+1=", "of": '"error": "no"'}, {"prompt": None, "of": "x"}, {"prompt": "2+2=", "of": None}]
 
     def write(name, rows):
-        if form == "jsonl":
-            (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
-        else:
-            pq.write_table(
-                pa.Table.from_pylist(rows, pa.schema({"prompt": pa.string(), "of": pa.string()})), tmp_path / name
-            )
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
         return hf_lossy(*COMMAND, "--prompts", tmp_path / name, "--out", tmp_path / f"out {name}")
 
-    done = write(f"some.{form}", rows)
+    done = write("some.jsonl", rows)
     line = "texts of 2 of 3 prompts; the others have an `error`, the first row 1: expected a prompt or messages"
     assert done.code == 0 and line in done.out, done
-    done = write(f"none.{form}", rows[1:2] * 2)
+    done = write("none.jsonl", rows[1:2] * 2)
     assert (
         done.code == 2
         and "no text of 2 prompts; all have an `error`, the first row 0: expected" in done.err
-        and (tmp_path / f"out none.{form}").is_dir()
+        and (tmp_path / "out none.jsonl").is_dir()
     )
-    done = write(f"all.{form}", rows[:1])
+    done = write("all.jsonl", rows[:1])
     assert done.code == 0 and done.out.endswith(": texts of 1 prompts\n"), done.out
 
 
@@ -169,11 +149,9 @@ def test_texts_in_files_go_on_from_those_that_are_there(hf_lossy, tmp_path):
         (("--out", "texts"), "pass --prompts"),
         (("--out", "texts", "--prompts", "p.jsonl", "--json"), "pass --prompts, and leave --prompt, --json"),
         (("--out", "texts", "--prompts", "none.jsonl"), "there is no file 'none.jsonl'"),
-        (("--out", "texts", "--prompts", "b.parquet"), "Parquet magic bytes not found"),
-        (("--out", "texts", "--prompts", "e.parquet"), "there is a column 'error', which the writer makes"),
         (("--out", "texts", "--prompts", "p.jsonl", "--set", "num_beams=2"), "num_beams"),
         (("--out", "empty", "--prompts", "p.jsonl", "--resume"), "--resume: empty.partial is not there, so no run of empty is unfinished"),
-        (("--out", "texts", "--prompts", "p.txt"), "expected JSON lines (.jsonl) or Parquet (.parquet)"),
+        (("--out", "texts", "--prompts", "p.txt"), "--out continues JSON lines (.jsonl), and hla.ray.Writer tables"),
         (("--out", "texts", "--prompts", "p.jsonl", "--compile"), "--compile and --policy target out"),
         (("--out", "p.jsonl", "--prompts", "p.jsonl"), "p.jsonl exists: choose another --out"),
         (("--out", "texts", "--prompts", "p.jsonl", "--ray", "127.0.0.1:1"), "--ray 127.0.0.1:1: no cluster to work on"),
@@ -186,9 +164,8 @@ def test_refused(hf_lossy, tmp_path, monkeypatch, words, line):
         pytest.importorskip("ray")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
-    for name in ("p.jsonl", "p.txt", "b.parquet"):
+    for name in ("p.jsonl", "p.txt"):
         (tmp_path / name).write_text("".join(lines_of(1)))
-    pq.write_table(pa.table({"prompt": ["1+1="], "error": [1]}), "e.parquet")
     done = hf_lossy(*COMMAND, *words)
     assert not list(tmp_path.glob("texts*"))
     assert done.code == 2 and line in done.err.strip().splitlines()[-1], done.err

@@ -25,7 +25,6 @@ DRAFTS = {
     "lookup": lambda target: {"prompt_lookup_num_tokens": 3},
     "EAGLE-3": lambda target: {"assistant_model": eagle.drafter(target)},
     "early exit": lambda target: {"assistant_early_exit": 1},
-    "Transformers' loop": lambda target: {"assistant_model": NEVER},
 }
 CACHES = {
     "filled": lambda target: filled(DynamicCache(config=target.config), target),
@@ -133,8 +132,7 @@ def check(way, policy_of, cache_of, place, make, numbers):
     given = DRAFTS[way](target)
     draft = given.get("assistant_model")
     draft = draft if isinstance(draft, torch.nn.Module) else target
-    reading = {"lossy_policy": "strict"}  # Transformers' assisted loop cannot go on from a filled cache
-    policy = {} if way == "Transformers' loop" else reading
+    policy = {"lossy_policy": "strict"}
     text, count = target.generate(prompt(), **GREEDY), 0
     others = small.one(12, seed=9)["input_ids"] % 90 + 4
     texts = [prompt(), torch.cat([prompt(), others[:, :2]], 1), torch.cat([prompt(), others], 1), text]
@@ -142,7 +140,7 @@ def check(way, policy_of, cache_of, place, make, numbers):
     expected = [target.generate(each, **GREEDY) for each in texts]
     if policy_of == "standing":
         hla.enable(target, **given, strict=True)
-        given, policy, reading = {}, {}, {}
+        given, policy = {}, {}
     for number in numbers:
         kind = (RuntimeError, KeyboardInterrupt, Raised)[number % 3]
         cache = CACHES[cache_of](target)
@@ -153,7 +151,7 @@ def check(way, policy_of, cache_of, place, make, numbers):
         if not interrupt(call, PLACES[place](target, draft), kind, number):
             continue
         for ids, whole in zip(texts, expected, strict=True):
-            for again in (given | reading, {}):
+            for again in (given | policy, {}):
                 same = copy.deepcopy(cache)
                 assert torch.equal(target.generate(ids, **GREEDY, **again, **{CACHE: same}), whole), (
                     number,
@@ -164,7 +162,7 @@ def check(way, policy_of, cache_of, place, make, numbers):
 
 
 @pytest.mark.parametrize("place", ["processor", "criterion", "streamer", "forward"])
-@pytest.mark.parametrize("way", ["draft model", "lookup", "EAGLE-3", "early exit", "Transformers' loop"])
+@pytest.mark.parametrize("way", ["draft model", "lookup", "EAGLE-3", "early exit"])
 def test_goes_on_right(way, place):
     assert check(way, "argument", "filled", place, "llama", (2, 4))
 
@@ -178,6 +176,4 @@ def test_goes_on_right(way, place):
 def test_everywhere(way, policy_of, place, cache_of, make):
     if make == "sliding window" and cache_of == "static":
         pytest.skip("its static cache cannot be rolled back, and is refused")
-    if way == "Transformers' loop" and policy_of == "standing":
-        pytest.skip("there is no policy")
     assert check(way, policy_of, cache_of, place, make, (2, 3, 5))

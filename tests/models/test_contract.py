@@ -260,12 +260,6 @@ def test_assisted_decoding_asks_the_instance(monkeypatch):
         model.generate(**tiny.prompts((5,)), assistant_model=tiny.shared("llama"), max_new_tokens=3)
 
 
-def test_the_mode_is_looked_at_on_the_instance():
-    """transformers_loop: the context refuses there what would run without its policy."""
-    names = ["self", "generation_mode", "generation_config", "generation_mode_kwargs"]
-    assert parameters(GenerationMixin._validate_generation_mode) == names
-
-
 def test_candidate_generator_methods():
     """transformers_loop: what a generator is asked and told."""
     assert parameters(CandidateGenerator.get_candidates)[:2] == ["self", "input_ids"]

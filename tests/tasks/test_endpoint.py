@@ -27,10 +27,6 @@ def words(prompt, max_tokens, body):
     return " " + " ".join(counted[:max_tokens]), "length" if cut else "stop"
 
 
-def echo(messages, max_tokens, body):
-    return f"{messages[-1]['content']} ({body['temperature']})", "stop"
-
-
 @pytest.fixture(autouse=True)
 def local(monkeypatch):
     """No proxy stands between this process and loopback, and no key lies about."""
@@ -40,7 +36,7 @@ def local(monkeypatch):
 
 @pytest.fixture
 def server():
-    with OpenAIServer(words, echo) as server:
+    with OpenAIServer(words) as server:
         yield server
 
 
@@ -56,10 +52,9 @@ def line(excinfo):
     return text
 
 
-def test_completions_and_chat(server, endpoint):
+def test_completions(server, endpoint):
     assert endpoint.complete("count from 6", 20) == Completion(" 7 8 9", True)
     assert endpoint.complete("count from 1", 2, stop=["x"], seed=7) == Completion(" 2 3", False)
-    assert endpoint.chat([{"role": "user", "content": "hello"}], 5, 0.5) == "hello (0.5)"
     assert server.requests[1].body == {
         "model": "target",
         "prompt": "count from 1",
@@ -112,10 +107,7 @@ def test_what_stays_is_one_line_with_the_address(server, fault, kind, expected):
         with pytest.raises(kind) as excinfo:
             endpoint.complete("count from 7", 9)
         assert expected in line(excinfo) and server.url in line(excinfo)
-        with pytest.raises(kind) as excinfo:
-            endpoint.chat([{"role": "user", "content": "hello"}], 9)
-        assert server.url in line(excinfo)
-        assert len(server.requests) == 2
+        assert len(server.requests) == 1
 
 
 def test_an_address_where_nothing_listens():

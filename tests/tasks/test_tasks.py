@@ -1,20 +1,16 @@
-"""Answers found in responses, task by task, with the real math-verify and a real judge server."""
+"""Answers found in responses, task by task, with the real math-verify."""
 
-import gzip
 import json
 import time
 
 import pytest
-from support.openai_server import OpenAIServer
 from support.task_files import ANY, in_thread, no_datasets, rows
 
 from hf_lossy_assist.demo import problems as demo_problems
 from hf_lossy_assist.tasks.code import why_no_sandbox
-from hf_lossy_assist.tasks.endpoint import Endpoint
-from hf_lossy_assist.tasks.load import GSM8K, DemoTask, ExactTask, MathTask, Problem, QATask, load_task
+from hf_lossy_assist.tasks.load import GSM8K, DemoTask, ExactTask, MathTask, Problem, load_task
 from hf_lossy_assist.tasks.math import SHOTS, boxed, equal, exact, number, stated
 from hf_lossy_assist.tasks.prompts import read_prompts
-from hf_lossy_assist.tasks.qa import parse_verdict
 
 
 REASONINGS, ANSWERS = ([shot[name] for shot in SHOTS] for name in ("reasoning", "answer"))
@@ -67,7 +63,7 @@ def test_rows_are_read_with_file_and_line(tmp_path):
     cases = {
         '{"prompt": "a"}\n\n{"prompt": \n': "rows.jsonl, line 3 is not JSON",
         "[1]\n": "rows.jsonl, entry 1: expected a JSON object, got 1",
-        '{"other": "a"}\n': "rows.jsonl, line 1: expected a text under one of prompt, question, turns, got the fields other",
+        '{"other": "a"}\n': "rows.jsonl, line 1: expected a text under 'prompt' or 'question' or 'turns', got the fields other",
         '{"prompt": ["", "b"]}\n': "line 1: expected a text",
         "\n\n": "holds no rows",
     }
@@ -78,9 +74,6 @@ def test_rows_are_read_with_file_and_line(tmp_path):
     path.write_bytes(b'{"prompt": "a"}\n{"prompt": "\xff"}\n')
     with pytest.raises(ValueError, match="'utf-8' codec"):
         ExactTask(path).problems()
-    (tmp_path / "rows.jsonl.gz").write_bytes(b"no gzip")
-    with pytest.raises(ValueError, match="not a whole gzip file"):
-        ExactTask(tmp_path / "rows.jsonl.gz").problems()
     with pytest.raises(FileNotFoundError, match="there is no file"):
         ExactTask(tmp_path / "none.jsonl")
 
@@ -91,7 +84,7 @@ def test_a_text_file_has_a_prompt_per_line(tmp_path):
     assert read_prompts(path) == ["[1] is a list", '{"prompt": "as it stands"} ', "  Ada has\u2028 two"]
     assert read_prompts(path, 1) == ["[1] is a list"]
     path.write_bytes(b"a\n\xff\n")
-    with pytest.raises(ValueError, match="prompts.txt is not UTF-8: invalid start byte at byte 0 of a line"):
+    with pytest.raises(ValueError, match="codec can't decode byte 0xff"):
         read_prompts(path)
     path.write_text(" \n")
     with pytest.raises(ValueError, match="holds no rows"):
@@ -102,17 +95,6 @@ def test_a_line_separator_within_a_text_does_not_end_the_row(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({"prompt": "a\u2028b"}, ensure_ascii=False) + "\n", encoding="utf-8")
     assert ExactTask(path).problems() == [Problem("a\u2028b", None, {"prompt": "a\u2028b"})]
-
-
-def test_a_file_may_begin_with_a_byte_order_mark_and_be_compressed(tmp_path):
-    for name, text in (
-        ("a.jsonl", '{"prompt": "a"}\n{"prompt": "b"}'),
-        ("b.json", '\n[{"prompt": "a"},\n {"prompt": "b"}]'),
-    ):
-        data = text.encode("utf-8-sig")
-        (tmp_path / name).write_bytes(data)
-        (tmp_path / f"{name}.gz").write_bytes(gzip.compress(data))
-        assert read_prompts(tmp_path / name) == read_prompts(tmp_path / f"{name}.gz") == ["a", "b"]
 
 
 def test_a_limit_reads_no_further(tmp_path):
@@ -319,94 +301,6 @@ def test_math_task(tmp_path):
         MathTask(rows(tmp_path / "bad.jsonl", {"problem": "a", "solution": "b"})).problems()
 
 
-# A judge
-
-
-QUESTION = {"question": "What is a vote?"}
-
-
-@pytest.fixture
-def ask(tmp_path, monkeypatch):
-    """`ask(judge, reference, answer)`: the task after one comparison, what it found, and how often the judge was
-    asked. The judge gets the two replies in the order shown, and gives its reply."""
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    path = rows(tmp_path / "qa.jsonl", QUESTION)
-
-    with OpenAIServer(model="judge") as server, Endpoint(server.url, "judge", retries=0) as endpoint:
-
-        def run(judge, reference, answer, **settings):
-            def chat(messages, max_tokens, body):
-                shown = messages[1]["content"]
-                a, b = shown.partition("# Reply A\n\n")[2].split("\n\n# Reply B\n\n")
-                return judge(a, b), "stop"
-
-            server.chat, before = chat, len(server.requests)
-            task = QATask(path, endpoint, **settings)
-            return task, task.same(task.problems()[0], reference, answer), len(server.requests) - before
-
-        yield run
-
-
-def longer(a, b):
-    return "[[A=B]]" if len(a) == len(b) else "Well. [[A>>B]]" if len(a) > len(b) else "Well. [[B>A]]"
-
-
-@pytest.mark.full
-def test_a_judge_that_prefers_the_longer_text(ask):
-    assert ask(longer, "a long reply", "short")[1:] == (False, 4)  # two votes settle it, in two orders each
-    assert ask(longer, "short", "a long reply")[1:] == (True, 4)
-    assert ask(longer, "one", "two")[1:] == (True, 4)
-    assert ask(longer, "same  text", "same text")[1:] == (True, 0)
-
-
-def test_a_judge_that_prefers_a_place_finds_nothing_worse(ask):
-    assert ask(lambda a, b: "[[A>>B]]", "one", "other")[1:] == (True, 4)
-    assert ask(lambda a, b: "[[B>A]]", "one", "other")[1:] == (True, 4)
-
-
-def test_one_order_may_be_a_tie(ask):
-    assert ask(lambda a, b: "[[A>B]]" if a == "good" else "[[A=B]]", "good", "bad")[1] is False
-    assert ask(lambda a, b: "[[A>B]]" if a == "good" else "[[A=B]]", "bad", "good")[1] is True
-
-
-@pytest.mark.full(every=2)
-@pytest.mark.parametrize(
-    "votes, expected, requests", [("wkw", False, 6), ("kwk", True, 6), ("ww", False, 4), ("kwwx", False, 6)]
-)
-def test_the_majority_of_a_judge_that_wavers(ask, votes, expected, requests):
-    script = [vote for vote in votes for _ in range(2)]
-
-    def judge(a, b):
-        worse = script.pop(0) == "w"
-        return "[[A=B]]" if not worse else "[[A>B]]" if a == "good" else "[[B>A]]"
-
-    assert ask(judge, "good", "bad")[1:] == (expected, requests)
-
-
-@pytest.mark.full
-def test_a_judge_without_verdict_gets_a_second_request_and_then_counts_as_worse(ask):
-    task, found, requests = ask(lambda a, b: "I like both.", "one", "other", attempts=2)
-    assert found is False and task.unreadable == 2 and requests == 2 * 2 * 2
-    replies = ["Hm.", "[[A=B]]", "[[A=B]]", "[[A=B]]", "[[A=B]]"]
-    task, found, requests = ask(lambda a, b: replies.pop(0), "one", "other")
-    assert found is True and task.unreadable == 0 and requests == 5
-
-
-def test_verdicts():
-    assert parse_verdict("I thought [[A>>B]] first, but: [[ B>A ]]") == 1
-    assert [parse_verdict(f"[[{v}]]") for v in ("A>>B", "A>B", "A=B", "B>A", "B>>A")] == [-2, -1, 0, 1, 2]
-    assert parse_verdict("A>B") is None and parse_verdict("[[A<B]]") is None
-
-
-def test_qa_has_text_for_an_answer_and_nothing_right(tmp_path):
-    task = QATask(rows(tmp_path / "qa.jsonl", QUESTION | {"answer": "x"}), judge=None, ends=("\n",))
-    problem = task.problems()[0]
-    assert problem.prompt == "What is a vote?" and problem.gold is None
-    assert task.extract(problem, " A choice. \nMore") == "A choice." and task.extract(problem, " \n") is None
-    assert task.right(problem, "x") is None
-    assert task.slow and task.against_running
-
-
 # Names
 
 
@@ -414,7 +308,6 @@ def test_tasks_by_name(gsm, tmp_path):
     task = load_task("gsm8k", data=gsm, shots=8)
     assert isinstance(task, GSM8K) and len(task.shots) == 8
     assert isinstance(load_task("math", data=gsm), MathTask)
-    assert isinstance(load_task("qa", data=gsm, judge=object()), QATask)
     assert load_task("code", chat=False, allow_code_execution=True, sandbox=why_no_sandbox() is None).chat is False
     demo = load_task("demo", split="calibration", seed=4)
     assert (demo.split, demo.seed) == ("calibration", 4)
@@ -426,10 +319,8 @@ def test_tasks_by_name(gsm, tmp_path):
     "name, settings, kind, expected",
     [
         ("gsm8", {}, ValueError, "unknown task 'gsm8'.*Did you mean 'gsm8k'?"),
-        ("gsm8k", {}, ValueError, "the task gsm8k needs --data: a file with `question` and `answer`"),
-        ("math", {}, ValueError, "needs --data: a file with `problem`"),
-        ("qa", {}, ValueError, "the task qa needs --data"),
-        ("qa", {"data": "FILE"}, ValueError, "the task qa needs a judge"),
+        ("gsm8k", {}, ValueError, "the task gsm8k needs --data: openai/gsm8k"),
+        ("math", {}, ValueError, "the task math needs --data: HuggingFaceH4"),
         ("demo", {"data": "FILE"}, ValueError, "drop --data"),
         ("FILE", {"data": "FILE"}, ValueError, "drop --data"),
         ("code", {}, ValueError, "runs programs that a model wrote.*allow_code_execution=True"),

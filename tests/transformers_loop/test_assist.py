@@ -6,7 +6,6 @@ import warnings
 import pytest
 import torch
 from support import tiny
-from support.distributions import REJECT, goodness
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
@@ -107,44 +106,11 @@ def test_an_error_behind_the_first_round_comes_out():
         assert torch.equal(model.generate(**tiny.prompts((9,)), **SETTINGS).sequences, expected().sequences)
 
 
-REPEATS = torch.tensor([[7, 8, 9, 11, 5, 7, 8, 9, 11, 5, 7, 8]])
-
-
-def test_prompt_lookup_writes_the_text_of_generate():
-    plain, model = tiny.shared("llama"), hla.enable(odd())
-    wanted = plain.generate(REPEATS, **SETTINGS, repetition_penalty=0.8)
-    lookup = {"prompt_lookup_num_tokens": 4, "lossy_policy": "strict", "repetition_penalty": 0.8}
-    with pytest.warns(UserWarning, match=SAID):
-        out = model.generate(REPEATS, **SETTINGS, **lookup)
-    assert torch.equal(out.sequences, wanted.sequences)
-    row = out.speculation.total()
-    assert row.num_new_tokens == 24 and row.num_accepted_draft_tokens > 0, "some of what the text repeats was accepted"
-
-
-@pytest.mark.full
-@pytest.mark.filterwarnings("ignore:.*cannot be decoded in rows")
-def test_prompt_lookup_draws_from_the_distribution_of_the_target():
-    """The first new token, which the search proposes, and the second after the likeliest first."""
-    model, draws = hla.enable(odd()), 700
-    given = {"max_new_tokens": 3, "do_sample": True, "top_k": 0, "eos_token_id": tiny.NEVER_EMITTED}
-    torch.manual_seed(0)
-    drawn = torch.cat([
-        model.generate(REPEATS, **given, prompt_lookup_num_tokens=2, lossy_policy="strict")[:, REPEATS.shape[1] :][:, :2]
-        for _ in range(draws)
-    ])  # fmt: skip
-    with torch.no_grad():
-        first = model(REPEATS).logits[0, -1].double().softmax(-1)
-        token = first.argmax()
-        second = model(torch.cat([REPEATS, token[None, None]], dim=1)).logits[0, -1].double().softmax(-1)
-    for tokens, law in ((drawn[:, 0], first), (drawn[drawn[:, 0] == token][:, 1], second)):
-        assert len(tokens) > 50 and goodness(torch.bincount(tokens, minlength=len(law)), law) > REJECT
-
-
 REFUSED = {
     "rows": ({"input_ids": torch.arange(4, 12).view(2, 4)}, r"^Transformers' own assisted loop has one row, this call has 2: Llama[^\n]*so pass one prompt"),
     "a drafter": ({"assistant_model": None, "drafter": "suffix"}, f"{STANDS}.*drafter=… is for rows: leave it out"),
-    "a lossy lookup": ({"assistant_model": None, "prompt_lookup_num_tokens": 3, "lossy_policy": "top_k:k=2"}, "prompt lookup in Transformers' own loop is for lossless"),
-    "a lookup with a stop": ({"assistant_model": None, "prompt_lookup_num_tokens": 3, "lossy_policy": "svip"}, "prompt lookup in Transformers' own loop is for lossless"),
+    "a lookup": ({"assistant_model": None, "prompt_lookup_num_tokens": 3}, f"{STANDS}.*prompt_lookup_num_tokens=… is for rows"),
+    "beams": ({"num_beams": 2}, "num_beams"),
     "a generator": ({"generator": torch.Generator()}, f"{STANDS}.*generator=… is for rows"),
     "a cache": ({CACHE: DynamicCache()}, f"{STANDS}.*{CACHE}=… is for rows"),
     "several samples": ({"do_sample": True, "num_return_sequences": 2}, "^generate cannot run with these arguments: num_return_sequences has to be 1"),

@@ -1,7 +1,6 @@
 """Policies in Transformers' own assisted loop: texts, counts and laws are the engine's, and nothing is left behind."""
 
 import copy
-import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
@@ -356,8 +355,7 @@ def test_a_context_that_ends_during_another_threads_call(inherited):
     assert not torch.equal(changed, plain)
     before, waiting = state(target), Waiting()
     call = partial(target.generate, **settings, stopping_criteria=StoppingCriteriaList([waiting]))
-    with warnings.catch_warnings(record=True) as caught, ThreadPoolExecutor(1) as pool:
-        warnings.simplefilter("always")
+    with ThreadPoolExecutor(1) as pool:
         with hla.in_transformers_loop(target, lossy) as loop:
             running = pool.submit(copy_context().run, call) if inherited else pool.submit(call)
             waiting.barrier.wait()
@@ -366,8 +364,6 @@ def test_a_context_that_ends_during_another_threads_call(inherited):
         waiting.barrier.wait()
         text = running.result()
     assert torch.equal(judged, changed) and torch.equal(text, changed if inherited else plain)
-    foreign = ["belongs to another thread" in str(warning.message) for warning in caught]
-    assert sum(foreign) == (0 if inherited else 1)
     assert loop.speculation.num_draft_tokens == alone.speculation.num_draft_tokens * (1 + inherited)
     assert state(target) == before
 
@@ -435,19 +431,18 @@ def go_on():
     [
         (lambda: in_loop(lengths=(9, 4)), "has one row, this call has 2: "),
         (lambda: in_loop(hla.JointGoodput()), "JointGoodput weighs the rows of a batch against each other"),
-        (lambda: in_loop("svip", draft=False, prompt_lookup_num_tokens=2), "prompt lookup in Transformers' own loop is for lossless policies"),
+        (lambda: in_loop(draft=False, prompt_lookup_num_tokens=2), "cannot draft by PromptLookupCandidateGenerator"),
         (lambda: in_loop(assistant_ensemble_weight=0.5), "assistant_ensemble_weight is a rule of its own"),
         (lambda: in_loop("svipp"), "svip"),
         (go_on, "cannot go on from a filled cache: leave (cache|past_key_values) out"),
         (lambda: in_loop(lengths=(255,), name="gpt2", eos_token_id=None), "the target has 256 positions, and the row needs more"),
         (lambda: in_loop(hla.RelaxedTopK(), do_sample=True), "RelaxedTopK is defined for greedy decoding alone"),
-        (lambda: in_loop(num_beams=2), r"drafts for no beam_search \(num_beams=2\), so the policy would not run"),
         (lambda: hla.TransformersLoop(hla.as_policy("strict")).speculation, "no assisted call has run yet"),
     ],
 )  # fmt: skip
 def test_refused(call, words):
     refused(call, words)
-    assert not {"_get_candidate_generator", "_validate_generation_mode"} & vars(tiny.shared("llama")).keys()
+    assert "_get_candidate_generator" not in vars(tiny.shared("llama"))
 
 
 def test_a_target_that_is_none_is_refused():

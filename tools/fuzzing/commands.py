@@ -37,7 +37,7 @@ WRONG = [
 # Valid values of options, besides the numbers and names that are valid for others of the same type.
 MEANT = {
     "--policy": ["strict", "svip", "sprinter:threshold=0.2", "autojudge:window=4", "sv", "target", '{"stop": {"name": "constant", "gamma": 2}}'],
-    "--dtype": ["float32", "bfloat16", "float16"], "--device": ["cpu", "auto"], "--task": ["demo", "gsm8k", "math", "code", "qa"],
+    "--dtype": ["float32", "bfloat16", "float16"], "--device": ["cpu", "auto"], "--task": ["demo", "gsm8k", "math", "code"],
     "--kind": ["method", "rule", "stop", "filter", "drafter"], "--for": ["sprinter", "specdec"], "--temperature": ["0.7", "1"], "--top-k": ["0", "5"],
     "--top-p": ["0.9", "1"], "--seed": ["0", "7"], "--gamma": ["1", "2"], "--mix": ["0.3"],
     "--lambda": ["1.2", "3"], "--prompt": ["w1 w2 w3", "w4"], "--head": ["linear", "mlp"], "--max-draft": ["3"], "--shots": ["0", "2"],

@@ -98,29 +98,6 @@ def test_mine_with_a_served_target(hf_lossy, mined, tmp_path):
 
 
 @pytest.mark.full
-def test_mine_free_text_with_a_judge(hf_lossy, tmp_path):
-    questions = tmp_path / "questions.jsonl"
-    questions.write_text("".join(json.dumps({"question": p.prompt}) + "\n" for p in demo.problems(2, 9)))
-    requests = []
-
-    def verdict(messages: list, max_tokens: int, body: dict) -> tuple[str, str]:
-        """Finds whichever reply stands first a little better, so its two orders contradict each other."""
-        requests.append(messages)
-        return "They differ in wording. [[A>B]]", "stop"
-
-    # Two questions, but with the demo's models: their paths, for `--task qa` is not the demo's own.
-    arguments = ("mine", "--task", "qa", "--data", questions, *DEMO, "--max-new-tokens", 96, "--max-mismatches", 2)
-    with OpenAIServer(chat=verdict, model="judge") as server:
-        done = hf_lossy(
-            *arguments, "--judge-url", server.url, "--judge-model", "judge", "--out", tmp_path / "m", "--workers", 2
-        )
-    assert done.code == 0, done.err
-    rows = load_from_disk(str(tmp_path / "m")).to_list()
-    assert requests and rows and not any(row["important"] for row in rows)
-    assert "needs --judge-url and --judge-model" in hf_lossy(*arguments, "--out", tmp_path / "n").line
-
-
-@pytest.mark.full
 def test_wrong_uses(hf_lossy, mined, tmp_path):
     out = ("--out", tmp_path / "x")
     file = tmp_path / "file.jsonl"

@@ -34,6 +34,20 @@ def test_no_two_test_files_have_one_name():
     assert len(names) > 100 and sorted(set(names)) == sorted(names)
 
 
+def test_nothing_is_a_client_of_a_server():
+    """The Hub's own client aside; one file listens, and one sees whether a cluster's address answers."""
+    clients = {"requests", "httpx", "httpx2", "aiohttp", "openai", "urllib", "http", "socket"}
+    for file in files("hf_lossy_assist", ending=".py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+            allowed = (
+                {"urllib.parse", "http", "socket"} if file.name in ("http.py", "cluster.py") else {"urllib.parse"}
+            )
+            names = [name for name in names if name not in allowed and not name.startswith("openai.types")]
+            assert not {name.partition(".")[0] for name in names} & clients, file
+
+
 @pytest.mark.parametrize("name", hla.__all__)
 def test_each_public_name_says_what_it_is(name):
     """In words of its own: neither a base's nor the signature that `dataclass` writes."""

@@ -16,8 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.artifacts.head import KINDS
-from hf_lossy_assist.methods.sprinter.collect import collect
-from hf_lossy_assist.methods.sprinter.collect_runner import CollectSettings
+from hf_lossy_assist.methods.sprinter.collect import CollectSettings, collect
 from hf_lossy_assist.methods.sprinter.fit import measure
 from hf_lossy_assist.tasks.prompts import PromptText
 from hf_lossy_assist.training.head_training import HeadFitSettings, fold_scaler, make_config, split_prompts

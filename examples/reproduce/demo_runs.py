@@ -28,10 +28,9 @@ from hf_lossy_assist.evaluation.comparison import compare_arms, list_batches
 from hf_lossy_assist.evaluation.report_page import read_run
 from hf_lossy_assist.evaluation.results import ResultFolder, describe_comparison
 from hf_lossy_assist.evaluation.writer import ArmOutput, DecodingSettings, TextWriter
-from hf_lossy_assist.methods.sprinter.collect import collect
-from hf_lossy_assist.methods.sprinter.collect_runner import CollectSettings
+from hf_lossy_assist.methods.sprinter.collect import CollectSettings, collect
 from hf_lossy_assist.methods.sprinter.fit import fit_sprinter
-from hf_lossy_assist.methods.sv.profiled_runner import ProfileSettings
+from hf_lossy_assist.methods.sv.collect_samples import ProfileSettings
 from hf_lossy_assist.methods.sv.profiling import profile
 from hf_lossy_assist.tasks.demo_task import GAINS, LOSSES, generate_problems
 from hf_lossy_assist.tasks.load import DemoTask, Problem

@@ -21,8 +21,7 @@ from hf_lossy_assist.methods.sv.acceptance_table import (
     find_cells,
     split_samples,
 )
-from hf_lossy_assist.methods.sv.collect_samples import STARTED, collect
-from hf_lossy_assist.methods.sv.profiled_runner import ProfileSettings
+from hf_lossy_assist.methods.sv.collect_samples import STARTED, Profiled, ProfileSettings, collect
 from hf_lossy_assist.training.run_folder import RunFolder
 
 
@@ -43,7 +42,8 @@ def measure_information(
     if not out.exists():
         resume = out.with_name(out.name + ".partial").exists()
         with RunFolder.opened(out, STARTED, {"settings": asdict(settings)}, resume=resume) as run:
-            samples = collect(models.target, models.draft, models.companion, models.tokenizer, texts, settings, run)
+            profiled = Profiled(models.target, models.draft, models.companion, models.tokenizer, texts, settings)
+            samples = collect(profiled, run)
             fitted, held, _ = split_samples(samples, settings.seed)
             with run.result() as folder:
                 (folder / RESULT).write_text(json.dumps(measure_entropies(fitted, held, SHAPES)))

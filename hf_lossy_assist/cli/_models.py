@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import hf_lossy_assist as hla
 
-from .. import policy, server, tasks
+from .. import policy, server
 from ..registry import Names, find_method
 from ..tasks.prompts import PromptText, read_texts
 from ..validation import DEMO, is_model, nearest, one_line, shown
@@ -176,15 +176,6 @@ def override(target: "PreTrainedModel", settings: list[str] | None) -> None:
             config.update(**{name: parsed})
         except (TypeError, ValueError, AttributeError) as error:
             raise ValueError(f"--set {shown(text)}: {one_line(error)}") from None
-
-
-def open_endpoint(url: str | None, model: str | None, timeout: float) -> "tasks.endpoint.Endpoint":
-    """Connect to the server of --target-url and --target-model."""
-    if url is None or model is None:
-        raise ValueError(
-            "this needs --target-url and --target-model: an OpenAI-compatible server and a model's name there"
-        )
-    return tasks.endpoint.Endpoint(url, model, timeout=timeout)
 
 
 def with_template(tokenizer: "PreTrainedTokenizerBase", prompts: list[str]) -> list[str]:

@@ -52,9 +52,6 @@ FitSeed = Annotated[int, (0, MOST), "random seed, of the held-out split and of t
 Width = Annotated[int, (1, MOST), "hidden units of an mlp"]
 BatchSize = Annotated[int, (1, MOST_ROWS), "prompts at a time"]
 NewTokens = Annotated[int, (2, MOST_NEW_TOKENS), "most new tokens of each text"]
-Timeout = Annotated[
-    float, (0.001, 86400.0), "seconds to wait for a server's reply, or of its silence, before it is asked again"
-]
 Out = Annotated[Path, "folder to write; must not exist"]
 Trained = Annotated[
     str | None, f"a trained drafter in place of the draft model: a folder, a Hub id, or `{DEMO}`, the demo's"
@@ -82,8 +79,10 @@ class ModelOptions:
         given = ((f.name, getattr(self, f.name)) for f in fields(self))
         return " ".join(f"--{name} {value}" for name, value in given if value is not None)
 
-    def check_learnable(self) -> None:
-        """Refuse a draft that computes nothing, from which nothing can be learnt."""
+    def check_learnable(self, drafters: bool = True) -> None:
+        """Refuse a draft that computes nothing, from which nothing can be learnt, and `drafters` on the target's states if False."""
+        if self.drafter is not None and not drafters:
+            raise ValueError("--drafter: this command needs a draft model: leave it out, and use svip or sv with it")
         if self.assistant == SUFFIX:
             raise ValueError(
                 f"--assistant {SUFFIX} looks drafts up and computes nothing to learn from: pass a draft model"

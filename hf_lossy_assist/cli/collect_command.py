@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from .. import artifacts, drafters, methods
+from .. import methods
 from ..tasks.prompts import PromptText
 from ..terminal import show
 from ..validation import MOST, MOST_NEW_TOKENS, nearest, require
@@ -64,8 +64,6 @@ def collect_command(
 
       hf-lossy collect --for specdec --model M --assistant D --prompts questions.jsonl --out data
 
-      hf-lossy collect --drafter demo --limit 64 --out data
-
       hf-lossy collect --for eagle3 --model M --prompts questions.jsonl --chat --out texts
     """
     require("this command", "accelerate", "datasets", "jinja2")
@@ -74,7 +72,7 @@ def collect_command(
         raise ValueError(f"--for: {nearest('method', method, METHODS)}")
     for_head = method != "eagle3"
     if for_head:
-        models.check_learnable()
+        models.check_learnable(drafters=False)
     elif models.assistant is not None or models.drafter is not None:
         raise ValueError("--for eagle3: the target alone answers: leave --assistant and --drafter out")
     max_new_tokens = NEW_TOKENS.get(method, 64) if max_new_tokens is None else max_new_tokens
@@ -88,17 +86,12 @@ def collect_command(
     texts, source = read_prompt_texts(prompts, limit, _options.DEMO_PROMPTS, seed)
     settings: Any
     common: dict[str, Any] = decoding | {"new_tokens": max_new_tokens, "batch_size": batch_size, "seed": seed}
-    if models.drafter is not None:
-        common["places"] = drafters.trained.PLACES
     if not for_head:
-        settings = methods.eagle3.collect.TextSettings(**common)
-    else:  # the state that is stored, and what the rows continue with, are the method's
+        settings = methods.TextSettings(**common)
+    else:
         if method == "specdec":
-            common |= {
-                "features": artifacts.features.FeatureSpec(position="token"),
-                "mix": MIX if mix is None else mix,
-            }
-        settings = methods.sprinter.collect_runner.CollectSettings(lam=LAMBDA if lam is None else lam, **common)
+            common["mix"] = MIX if mix is None else mix
+        settings = methods.CollectSettings(lam=LAMBDA if lam is None else lam, **common)
     processes = find_workers(ray, models, loading, load_models)
     target, draft, tokenizer = load_models(models, loading)
     if chat:
@@ -109,9 +102,9 @@ def collect_command(
         if for_head:
             from datasets import load_from_disk
 
-            methods.sprinter.collect.collect(target, draft, tokenizer, texts, out, settings, **run)
+            methods.collect(target, draft, tokenizer, texts, out, settings, **run)
             what = f"{len(load_from_disk(str(out)))} tokens of {len(texts)} prompts, with a data card"
         else:
-            methods.eagle3.collect.collect(target, tokenizer, [text.prompt for text in texts], out, settings, **run)
+            methods.collect_texts(target, tokenizer, [text.prompt for text in texts], out, settings, **run)
             what = f"answers to {len(texts)} prompts"
     show(f"{out}: {what}")

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,8 +20,7 @@ from ._runs import check_out, hint_resume
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ..methods.autojudge.report import JudgeReport
-    from ..methods.eagle3.fit import DrafterReport
+    from ..methods.autojudge.fit import JudgeReport
 
 SHOWN = 8  # rows in the table of thresholds
 CollectedStates = Annotated[Path, typer.Argument(help="folder that `hf-lossy collect --for eagle3` wrote")]
@@ -49,24 +48,23 @@ def fit_sprinter_command(
     require("this command", "datasets", "sklearn", "matplotlib", "jinja2")
 
     settings = training.head_training.HeadFitSettings(kind=head, width=width, balance=balance, seed=seed)
-    fitted, reports = methods.sprinter.fit.fit_sprinter(data, out, lam or (), settings)
-    kinds = reports[0].auroc_by_kind
-    figures = table("λ", "AUROC", *kinds, "Brier", "acceptable", "η_TP", "η_FP")
-    figures.padding = (0, 1, 0, 0)  # it has ten columns
+    fitted, reports = methods.fit_sprinter(data, out, lam or (), settings)
+    figures = table("λ", "AUROC", "Brier", "acceptable", "η_TP", "η_FP")
     for r in reports:
-        tp, fp = r.at(0.5)
-        aurocs = [f"{value:.3f}" for value in (r.auroc, *r.auroc_by_kind.values())]
-        figures.add_row(f"{r.lam:g}", *aurocs, f"{r.brier:.4f}", f"{r.acceptable:.1%}", f"{tp:.3f}", f"{fp:.3f}")
+        row = r.row_at(0.5)
+        shares = f"{r.acceptance:.1%}", f"{row['eta_tp']:.3f}", f"{row['eta_fp']:.3f}"
+        figures.add_row(f"{r.lam:g}", f"{r.auroc:.3f}", f"{r.brier:.4f}", *shares)
     console().print(figures)
     show(
-        f"AUROC (1: all ranked right, 0.5: chance) on all held-out prompts and by prefix ({', '.join(kinds)}); Brier: squared\n"
-        "error of the probability; η_TP and η_FP: acceptable and unacceptable tokens taken for acceptable, at τ = 0.5\n"
+        "AUROC (1: all ranked right, 0.5: chance) on held-out prompts; Brier: squared error of the probability;\n"
+        "η_TP and η_FP: acceptable and unacceptable tokens taken for acceptable, at τ = 0.5\n"
     )
+    share = training.head_quality.format_share
     for r in reports:
         counts = r.evidence.counts
-        each = zip(r.at(0.5), (counts["acceptable"], counts["unacceptable"]), strict=True)
-        rejected, given_away = (training.head_quality.format_share(round(part * count), count) for part, count in each)
-        show(f"λ = {r.lam:g}: {r.evidence}; at τ = 0.5 η_TP {rejected}, η_FP {given_away}")
+        rates = zip(("eta_tp", "eta_fp"), (counts["acceptable"], counts["unacceptable"]), strict=True)
+        hits, misses = (share(round(r.row_at(0.5)[name] * count), count) for name, count in rates)
+        show(f"λ = {r.lam:g}: {r.evidence}; at τ = 0.5 η_TP {hits}, η_FP {misses}")
     same = len(reports) > 1 and not fitted.config.decoding.get("do_sample")
     note = "; greedy distributions are 0 or 1, so every λ ≥ 1 gives the same labels" if same else ""
     which = ", the one of `collect` or else the first," if len(reports) > 1 else ","
@@ -94,13 +92,7 @@ def fit_specdec_command(
     require("this command", "datasets", "sklearn", "matplotlib", "jinja2")
 
     settings = training.head_training.HeadFitSettings(kind=head, width=width, seed=seed)
-    fitted, report = methods.sprinter.specdec_fit.fit_specdec(data, out, settings, weight=weight)
-    if report.thresholds:
-        rounds = table("threshold h", "tokens drafted a round", "of them accepted")
-        for row in report.thresholds:
-            rounds.add_row(f"{row['threshold']:g}", f"{row['drafted']:.2f}", f"{row['accepted']:.2f}")
-        console().print(rounds)
-        show("held-out rows replayed; how fast that is depends on what rounds cost\n")
+    fitted, report = methods.fit_specdec(data, out, settings, weight=weight)
     show(
         f"{out}: a {head} head on the {fitted.config.features}; {report.evidence}, Brier {report.brier:.4f}, "
         f"KL {report.kl:.4f}; {report.acceptance:.1%} of the drafted tokens are accepted"
@@ -115,9 +107,7 @@ def fit_autojudge_command(
     data: Annotated[Path, typer.Argument(help="folder that `hf-lossy mine` wrote")],
     out: _options.Out,
     models: _options.ModelOptions,
-    features: Annotated[
-        str | None, "hidden states that the head reads: of draft, target or both (default: both; target for a drafter)"
-    ] = None,
+    features: Annotated[str, "hidden states that the head reads: of draft, target or both"] = "both",
     position: Annotated[
         str, "position of the state: token (the drafted token) or predicting (the one before)"
     ] = "token",
@@ -140,35 +130,30 @@ def fit_autojudge_command(
       hf-lossy fit autojudge mined --out judge --features target --folds 5
     """
     require("this command", "datasets", "sklearn", "matplotlib", "jinja2")
-    if features is None:
-        features = "both" if models.drafter is None else "target"
-    untargeted = features == "draft" and models.assistant is not None and models.model is None  # may be on a server
-    models.check_learnable()
+    models.check_learnable(drafters=False)
     check_new(out, "fit again")  # before models are loaded
 
     loading = _options.LoadOptions(dtype=dtype, device=device)
-    settings = methods.autojudge.classifiers.JudgeSettings(
-        model=features, position=position, recall=recall, folds=folds, seed=seed
-    )
-    if untargeted:
-        target, (draft, tokenizer) = None, load_alone(models.assistant, loading)
-    else:
-        target, draft, tokenizer = load_models(models, loading)
-    fitted, report = methods.autojudge.fit.fit_autojudge(data, out, target, draft, tokenizer, settings)
+    settings = methods.JudgeSettings(model=features, position=position, recall=recall, folds=folds, seed=seed)
+    target, draft, tokenizer = load_models(models, loading)
+    fitted, report = methods.fit_autojudge(data, out, target, draft, tokenizer, settings)
     console().print(_tabulate_thresholds(report))
     source = f"out of {report.folds} folds" if report.folds else "held out"
+    counts = report.evidence.counts
     show(
-        f"{report.held_out} mismatches {source}, {report.held_out_important} important; in all {report.mismatches} of "
+        f"{sum(counts.values())} mismatches {source}, {counts['important']} important; in all {report.mismatches} of "
         f"{report.problems} problems, {report.important:.1%} important\n"
     )
     late = f"; {report.unconverged} fits ended before they converged" if report.unconverged else ""
-    rejected, accepted = report.counted(report.threshold)
+    row, share = report.row_at(report.threshold), training.head_quality.format_share
+    rejected = share(round(row["recall"] * counts["important"]), counts["important"])
+    accepted = share(round(row["accepted"] * counts["unimportant"]), counts["unimportant"])
     show(
         f"{out}: a linear head on the {fitted.config.features}, C = {report.c:g}; {report.evidence}, Brier {report.brier:.4f}{late}; "
         f"its threshold {report.threshold:.10g} rejects {rejected} of the important tokens and accepts {accepted} of the others"
     )
     folder = out if out.is_absolute() else f"./{out}"  # a bare name would be a rule's
-    arguments = "--task demo" if models.drafter is None else f"--task demo --drafter {models.drafter}"
+    arguments = "--task demo"
     if models.model:
         arguments = f"{models.format()} --task {fitted.config.training['task']} --data FILE"
     show_evidence(
@@ -197,10 +182,7 @@ def fit_eagle3_command(
 
       hf-lossy fit eagle3 texts --model M --vocabulary 16000 --intermediate-size 4096 --out drafter
     """
-    target = _load_target(out, model, running, dtype, device)
-    with hint_resume(out):
-        _, report = methods.eagle3.fit.fit_eagle3(target, data, out, settings, resume=running.resume)
-    _show_report(report, out, settings.steps)
+    _fit_drafter(data, out, model, settings, running, _options.LoadOptions(dtype=dtype, device=device))
 
 
 @_options.command
@@ -220,21 +202,23 @@ def fit_dspark_command(
 
       hf-lossy fit dspark texts --out drafter --steps 7
     """
-    target = _load_target(out, model, running, dtype, device)
-    with hint_resume(out):
-        _, report = methods.eagle3.dspark_fit.fit_dspark(target, data, out, settings, resume=running.resume)
-    _show_report(report, out, settings.steps)
+    _fit_drafter(data, out, model, settings, running, _options.LoadOptions(dtype=dtype, device=device))
 
 
-def _load_target(out: Path, model: str | None, running: _options.RunOptions, dtype: str, device: str) -> Any:
-    """Load the target of a drafter that can be trained into `out`."""
+def _fit_drafter(
+    data: Path,
+    out: Path,
+    model: str | None,
+    settings: DrafterFitSettings,
+    running: _options.RunOptions,
+    loading: _options.LoadOptions,
+) -> None:
+    """Train a drafter into `out`, and print its figures."""
     require("this command", "accelerate", "jinja2")
     check_out(out, running.resume)
-    return load_alone(model, _options.LoadOptions(dtype=dtype, device=device))[0]
-
-
-def _show_report(report: "DrafterReport | None", out: Path, steps: int) -> None:
-    """Print the figures of a drafter."""
+    target = load_alone(model, loading)[0]
+    with hint_resume(out):
+        _, report = methods.fit_drafter(target, data, out, settings, resume=running.resume)
     if report is None:  # another process has the figures
         return
     places = table("place of a draft", "accepted, %", "95 %")
@@ -246,7 +230,9 @@ def _show_report(report: "DrafterReport | None", out: Path, steps: int) -> None:
         places.add_row(str(place), f"{share.value:.1%}", between)
     console().print(places)
     call = report.tokens_per_call
-    show(f"{out}: {call.value:.2f} tokens a call of the target on {report.texts} held-out texts, drafting {steps}")
+    show(
+        f"{out}: {call.value:.2f} tokens a call of the target on {report.texts} held-out texts, drafting {settings.steps}"
+    )
 
 
 def _tabulate_thresholds(report: "JudgeReport") -> "Table":

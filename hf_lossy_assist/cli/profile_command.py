@@ -55,8 +55,8 @@ def profile_command(
     sizes = _options.read_batch_sizes(batch_size)
     check_new(out, "profile again")  # before models are loaded
 
-    lengths = tuple(gamma or methods.sv.profiled_runner.ProfileSettings.gamma)
-    settings = methods.sv.profiled_runner.ProfileSettings(
+    lengths = tuple(gamma or methods.ProfileSettings.gamma)
+    settings = methods.ProfileSettings(
         gamma=lengths,
         new_tokens=max_new_tokens,
         batch_size=sample_batch_size,
@@ -70,7 +70,7 @@ def profile_command(
     third = _models.load_companion(companion or _options.DEMO, target, draft, tokenizer)
     texts = _models.with_template(tokenizer, texts) if chat else texts
     with hint_resume(out):
-        measured = methods.sv.profiling.profile(
+        measured = methods.profile(
             target, draft, third, tokenizer, texts, out, settings, resume=running.resume, source=source
         )
     _show(measured, out)

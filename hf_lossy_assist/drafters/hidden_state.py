@@ -27,7 +27,7 @@ from ..stats.clock import Clock
 from ..stops import StopRun
 from ..validation import shown
 from .base import DraftContext, Drafter, DrafterRun, Proposal, fit_vocabulary
-from .model import MANY, Steps, TokenwiseRun
+from .model import MANY, TokenwiseRun
 from .networks.base import HiddenStateModel, HiddenStateNetwork
 
 
@@ -54,7 +54,6 @@ class HiddenStateDrafter(Drafter):
     kind: ClassVar[str]  # name in messages
     model_type: ClassVar[str]  # name in profiles and heads
     networks: ClassVar[tuple[type, ...]]  # of `network`, whose config has `layers_of(blocks)`: which states it reads
-    drafts_each_place: ClassVar[bool] = False  # it has `logits_along`: a draft at each position of a text
     gives_probs: ClassVar[bool] = True
     gives_states: ClassVar[bool] = True
     asks_stop: ClassVar[bool] = True
@@ -78,12 +77,6 @@ class HiddenStateDrafter(Drafter):
         embedding = network.embed_tokens or base.get_input_embeddings()
         head = network.lm_head or base.get_output_embeddings()
         return HiddenStateModel(network, embedding, head, rows, limit, vocabulary, begins)
-
-    def logits_along(
-        self, target: PreTrainedModel, ids: torch.Tensor, states: torch.Tensor, keep: int, at_once: int = 1
-    ) -> torch.Tensor:
-        """Return the logits at the last positions of a text, if `drafts_each_place`; see `Eagle3Drafter`."""
-        raise NotImplementedError(f"{type(self).__name__} drafts after one position at a time")
 
     def hook(self, target: PreTrainedModel) -> HiddenStateHook:
         """Return the hook that keeps the states it reads. Raises: `ValueError` if the target lacks a layer."""
@@ -211,13 +204,7 @@ class HiddenStateRun(TokenwiseRun):
         """`source`: keeps the target's states."""
         super().__init__(context, model.network)
         self.model, self.source, self.drafter = model, source, drafter
-        self.rounds, self._joins = 1, False
-
-    def hold_back(self, rounds: int) -> None:
-        """Let the network read the target's states only after every `rounds`-th round, in rounds of one token each. In
-        between it uses its outputs, as in a draft of that many tokens, whatever tokens the text continues with.
-        """
-        self.rounds = min(rounds, self.model.network.longest or rounds)
+        self._joins = False
 
     @property
     def taps(self) -> Sequence[HiddenStateHook]:
@@ -257,7 +244,7 @@ class HiddenStateRun(TokenwiseRun):
         model, longest = self.model, self.model.network.longest
         rooms = zip(limits, model.known, model.begins, strict=True)
         can = [min(limit, longest or limit) if provided > begin else 0 for limit, provided, begin in rooms]
-        if any(can) and not 0 < model.number < self.rounds:
+        if any(can):
             self.read(rows, drafts=True)
         return super().propose(rows, can, randomness)
 
@@ -278,18 +265,11 @@ class HiddenStateRun(TokenwiseRun):
     def _last(self, tap: FeatureTap, counts: list[int]) -> torch.Tensor:
         return tap.at(self.model.state_column)
 
-    def _draft(self, rows: Rows, limits: Sequence[int], steps: Steps) -> Draft:
-        memory, num_drafted = self.model.memory, self.model.number
-        draft = super()._draft(rows, limits, steps)
-        if self.rounds > 1:  # getting a state may have fed a drafted token, and the text continues with another
-            self.model.memory, self.model.number = memory, num_drafted
-        return draft
-
     def learn(self, rows: Rows, verified: Verified, accepted: Sequence[int]) -> None:
         states = self.source.take_states()
         assert states is not None, "the target has read the round"
         self.model.take(states, rows.cached_lengths())
-        if self._joins or (self.rounds == 1 and self.model.behind > FAR_BEHIND):
+        if self._joins or self.model.behind > FAR_BEHIND:
             self.read(rows)
 
     def select(self, keep: Sequence[int]) -> None:

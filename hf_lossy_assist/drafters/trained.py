@@ -8,7 +8,6 @@ correction of each position by the token before it.
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from transformers import PreTrainedModel
 
 from ..models.introspection import tokens_known, vocabulary_of
@@ -16,9 +15,6 @@ from .hidden_state import HiddenStateDrafter
 from .networks.corrected_networks import DFlash2Network, DSparkNetwork
 from .networks.dflash_network import DFlashNetwork
 from .networks.eagle_network import Eagle3Network
-
-
-PLACES = 5  # data for heads, judges and SVIP's threshold cover the first to the fifth token of a draft equally
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +28,6 @@ class Eagle3Drafter(HiddenStateDrafter):
     kind: ClassVar[str] = "an EAGLE-3 drafter"
     model_type: ClassVar[str] = "eagle3"
     networks: ClassVar[tuple[type, ...]] = (Eagle3Network,)
-    drafts_each_place: ClassVar[bool] = True
 
     def check_tokens(self, base: PreTrainedModel) -> None:
         config, size = self.network.config, vocabulary_of(base)
@@ -42,31 +37,6 @@ class Eagle3Drafter(HiddenStateDrafter):
                 f"{self.name} knows token ids up to {max(highest, config.layer.vocab_size)}, and the target has "
                 f"{size}: it is another target's"
             )
-
-    @torch.no_grad()
-    def logits_along(
-        self, target: PreTrainedModel, ids: torch.Tensor, states: torch.Tensor, keep: int, at_once: int = 1
-    ) -> torch.Tensor:
-        """Return the logits for the token after each of the last `keep` positions of a text `ids` (T,), (keep, V). keep
-        < T.
-
-        The first of them is drafted as the first token of a draft, from the target's states, the next as the second,
-        from the network's output, and so on; every `at_once`-th starts a new draft. `states` (T − 1, layers · H): the
-        target's for all tokens but the last, as kept by `hook`.
-        """
-        model, count = self.make_model(target, 1, len(ids) + 1, vocabulary_of(target)), len(ids)
-        if at_once == 1:
-            stack, ids = model.stack, ids.to(model.device)
-            stack.cache.reserve(count)
-            fused = self.beside(target).network.fuse(states.to(model.device))
-            _, normed = self.beside(target).network.run(stack, ids[None, 1:], fused[None], ids.new_zeros(1))
-            return stack.spread(stack.head(normed[0, -keep:]))
-        logits: list[torch.Tensor] = []
-        for first in range(count - keep, count, at_once):
-            model.take(states[None, model.known[0] : first], [first])
-            model.read(ids[None, model.learned[0] : first + 1])
-            logits += [model.step(ids[None, column, None]) for column in range(first, min(first + at_once, count))]
-        return torch.cat(logits)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,5 +1,4 @@
 """Modules of this subpackage, imported on first use; read by `__init__.py` and by type checkers."""
 
-from . import endpoint as endpoint
 from . import load as load
 from . import prompts as prompts

@@ -27,14 +27,12 @@ class Problem:
 class AnswerTask(ABC):
     """A set of problems with a notion of "the answer". Methods of slow tasks are called from several threads.
 
-    `slow`: `extract` or `same` run a program or query a server, so callers should run them in threads. `against_running`: compare an alternative
-    with the current response of the search instead of the target's first one (AutoJudge, appendix L), for relations such as "not worse", which are
-    not transitive. `ends`: texts at which a response ends. `closing`: pattern after which a response ends.
+    `slow`: `extract` or `same` run a program, so callers should run them in threads. `ends`: texts at which a response ends. `closing`: pattern
+    after which a response ends.
     """
 
     name: str = ""
     slow: bool = False
-    against_running: bool = False
     ends: tuple[str, ...] = ()
     closing: re.Pattern[str] | None = None
 

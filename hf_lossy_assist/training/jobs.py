@@ -2,18 +2,19 @@
 
 import hashlib
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..artifacts.conditions import check_sampling, select_sampling
-from ..artifacts.identity import ModelIdentity, tokenizer_hash, versions, weights_hash
+from ..artifacts.identity import ModelIdentity, check_weights, tokenizer_hash, versions, weights_hash
 from ..drafters.hidden_state import DraftModel, HiddenStateDrafter
 from ..models.introspection import dtype_of, end_tokens
-from ..validation import MOST, check_int
+from ..validation import MOST, check_int, shown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +58,6 @@ def describe_run(
         facts[f"{role}_weights"] = None if model is None else weights_hash(model)
         facts[f"{role}_dtype"] = None if model is None else dtype_of(model)
     return facts | {
-        "dtypes": [None if model is None else str(model.dtype) for model in models.values()],
         "tokenizer_hash": tokenizer_hash(tokenizer),
         unit: len(texts),
         f"{unit}_sha256": hashlib.sha256(json.dumps(list(texts), default=str).encode()).hexdigest(),
@@ -70,6 +70,24 @@ def recorded_weights(facts: Mapping[str, object]) -> dict[str, str]:
     """Return `HeadConfig.model_weights` from the record of a run; records of older versions have none."""
     weights = {role: (facts.get(f"{role}_dtype"), facts.get(f"{role}_weights")) for role in ("target", "draft")}
     return {role: ":".join(map(str, pair)) for role, pair in weights.items() if None not in pair}
+
+
+def check_models(facts: Mapping[str, Any], models: Mapping[str, DraftModel], what: str, instead: str) -> None:
+    """Refuse models, by role, that are not those in the record of a run; warn of another id or precision.
+
+    `what`: the data that the run made; `instead`: what to do about it. Raises: `ValueError`, one line.
+    """
+    for role, model in models.items():
+        ModelIdentity.from_dict(facts[role]).check(model, role, what, instead)
+        dtype, weights = facts.get(f"{role}_dtype"), facts.get(f"{role}_weights")
+        if dtype is None:  # an older version's
+            continue
+        if not check_weights(weights, dtype, model, role, f"{what} was made", "use the same, or make it again"):
+            warnings.warn(
+                f"{what} was made in {shown(dtype, 30)} and the {role} here computes in {shown(dtype_of(model))}: whether their weights are "
+                "the same cannot be seen, and a head should be fitted in the precision it will decode in (--dtype)",
+                stacklevel=4,
+            )
 
 
 def continue_prompts(
@@ -110,9 +128,7 @@ def refuse_blank(prompts: Sequence[str]) -> None:
         raise ValueError("a prompt is blank: every prompt needs some text")
 
 
-def check_places(places: int, draft: DraftModel) -> None:
-    """Refuse `places` above 1 for a draft model, whose drafts each start from the text. Raises: `ValueError`."""
-    if places > 1 and not isinstance(draft, HiddenStateDrafter):
-        raise ValueError(
-            f"places = {places} is for drafters on the target's states, and a draft model has none: leave it at 1"
-        )
+def refuse_drafter(what: str, draft: DraftModel) -> None:
+    """Refuse a drafter: heads on its states lost most answers (docs/how-to/choose-a-draft.md). Raises: `ValueError`, one line."""
+    if isinstance(draft, HiddenStateDrafter):
+        raise ValueError(f"{what} needs a draft model, and {draft.kind} is none: use svip or sv with it")

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 FREE = (
     "source",
-    "served_at",
     "settings",
 )  # entries of a record that may differ in a resumed run; settings are compared one by one
 Tell = Callable[[float], None]  # called with the share of a unit that is done

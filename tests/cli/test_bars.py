@@ -6,11 +6,11 @@ from support.collecting import models, tiny_pair, word_prompts
 from support.mining import NEW, TASK
 
 from hf_lossy_assist.methods.autojudge import mine as mining
-from hf_lossy_assist.methods.autojudge.mining_loop import MineSettings
+from hf_lossy_assist.methods.autojudge.mine import MineSettings
 from hf_lossy_assist.methods.sprinter import collect as collecting
-from hf_lossy_assist.methods.sprinter.collect_runner import CollectSettings
+from hf_lossy_assist.methods.sprinter.collect import CollectSettings
 from hf_lossy_assist.methods.sv import collect_samples
-from hf_lossy_assist.methods.sv.profiled_runner import ProfileSettings
+from hf_lossy_assist.methods.sv.collect_samples import ProfileSettings
 from hf_lossy_assist.terminal import Bar
 from hf_lossy_assist.training import processes
 from hf_lossy_assist.training.run_folder import RunFolder
@@ -74,5 +74,7 @@ def test_sampling_for_a_profile_moves_within_a_batch(tmp_path, moves):
     texts = [text.prompt for text in word_prompts(4, 6, 5)]
     settings = ProfileSettings(gamma=(2,), new_tokens=12, batch_size=2, batches=(1,), rounds=3)
     with RunFolder.opened(tmp_path / "out", collect_samples.STARTED, {}) as run:
-        collect_samples.collect(target, draft, tiny.noisy(target, 0.1), small.tokenizer(), texts, settings, run)
+        collect_samples.collect(
+            collect_samples.Profiled(target, draft, tiny.noisy(target, 0.1), small.tokenizer(), texts, settings), run
+        )
     within(moves, 2)

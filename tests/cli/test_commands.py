@@ -24,7 +24,6 @@ from support.hub_server import card_problems
 import hf_lossy_assist
 from hf_lossy_assist import Head, HeadConfig, LinearHead, Sprinter, demo
 from hf_lossy_assist.cli import _runs
-from hf_lossy_assist.methods.autojudge.mine import name_way_on
 from hf_lossy_assist.training.verifier_dataset import read_dataset
 from hf_lossy_assist.validation import EXTRAS
 
@@ -258,15 +257,6 @@ def test_an_answer_that_was_cut_off_is_no_wrong_one(hf_lossy):
     short, long = (hf_lossy("generate", *more).out for more in (("--max-new-tokens", 8), ()))
     assert "solved 0 of 3 problems (3 cut off before the end: a larger --max-new-tokens writes on)" in short
     assert "solved 3 of 3 problems\n" in long
-
-
-@pytest.mark.parametrize(
-    ("message", "line"), [("no room", "no room. What"), ("no room.", "no room. What"), ("so?", "so? What")]
-)
-def test_what_is_done_stands_behind_one_full_stop(tmp_path, message, line):
-    with pytest.raises(ValueError) as error, name_way_on(tmp_path / "x.partial"):
-        raise ValueError(message)
-    assert str(error.value).startswith(line)
 
 
 def test_damaged_files_are_one_line(hf_lossy, tmp_path):

@@ -21,9 +21,9 @@ from hf_lossy_assist.artifacts.head_config import HeadConfig
 from hf_lossy_assist.cli import app
 from hf_lossy_assist.filters import FILTERS
 from hf_lossy_assist.methods.autojudge.classifiers import JudgeSettings
-from hf_lossy_assist.methods.autojudge.mining_loop import MineSettings
-from hf_lossy_assist.methods.sprinter.collect_runner import CollectSettings
-from hf_lossy_assist.methods.sv.profiled_runner import ProfileSettings
+from hf_lossy_assist.methods.autojudge.mine import MineSettings
+from hf_lossy_assist.methods.sprinter.collect import CollectSettings
+from hf_lossy_assist.methods.sv.collect_samples import ProfileSettings
 from hf_lossy_assist.registry import KINDS, list_entries
 from hf_lossy_assist.rules import RULES
 from hf_lossy_assist.stops import STOPS
@@ -170,9 +170,8 @@ ARGUMENTS = {  # what each command needs, and what an option needs beside it
     "compare": [], "tune": [],
     "serve": [],
 }  # fmt: skip
-SERVER = ["--target-url", "http://127.0.0.1:9/v1", "--target-model", "x"]
 BESIDE = {
-    "collect --mix": ["--for", "specdec"], "mine --timeout": SERVER,
+    "collect --mix": ["--for", "specdec"],
     "mine --shots": ["--task", "gsm8k", "--data", "DATA"],
 } | {f"{command} {option}": ["--do-sample"] for command in ("generate", "mine", "compare", "tune") for option in ("--temperature", "--top-k", "--top-p")}  # fmt: skip
 

@@ -17,8 +17,7 @@ from hf_lossy_assist.evaluation.comparison import compare_arms
 from hf_lossy_assist.evaluation.results import ResultStore
 from hf_lossy_assist.evaluation.writer import DecodingSettings, TextWriter
 from hf_lossy_assist.methods.autojudge.mine import mine
-from hf_lossy_assist.methods.sprinter.collect import collect
-from hf_lossy_assist.methods.sprinter.collect_runner import CollectSettings
+from hf_lossy_assist.methods.sprinter.collect import CollectSettings, collect
 from hf_lossy_assist.ray.dataset_writer import Writer
 from hf_lossy_assist.server.named_drafters import load_pair
 from hf_lossy_assist.tasks.prompts import LEAST, PromptFile, PromptText

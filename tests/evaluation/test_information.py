@@ -9,7 +9,7 @@ import pytest
 from support.sv_samples import random_samples, samples
 
 from hf_lossy_assist import demo
-from hf_lossy_assist.methods.sv.profiled_runner import ProfileSettings
+from hf_lossy_assist.methods.sv.collect_samples import ProfileSettings
 
 
 FOLDER = Path(__file__).parents[2] / "examples" / "reproduce"

@@ -9,7 +9,7 @@ from support import tiny
 from support.stops import RAGGED, greedy_equals
 
 from hf_lossy_assist import BatchSchedule, LossyPolicy, as_policy
-from hf_lossy_assist.methods.sv.profiled_runner import ObserveOnlyFilter
+from hf_lossy_assist.methods.sv.collect_samples import ObserveOnlyFilter
 from hf_lossy_assist.stops import DraftStop, StopRun
 
 

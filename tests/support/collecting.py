@@ -10,8 +10,7 @@ import torch
 from datasets import Dataset, load_from_disk
 
 from hf_lossy_assist import demo
-from hf_lossy_assist.methods.sprinter.collect import collect
-from hf_lossy_assist.methods.sprinter.collect_runner import CollectSettings
+from hf_lossy_assist.methods.sprinter.collect import CollectSettings, collect
 from hf_lossy_assist.tasks.prompts import PromptText
 from hf_lossy_assist.training.verifier_dataset import REPLACED, VerifierDataset, make_schema
 from support import small, tiny

@@ -2,7 +2,6 @@
 
 import tempfile
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,7 @@ from datasets import load_from_disk
 from hf_lossy_assist import demo
 from hf_lossy_assist.methods.autojudge import mine as module
 from hf_lossy_assist.methods.autojudge.dataset import RECORD
-from hf_lossy_assist.methods.autojudge.mine import mine
-from hf_lossy_assist.methods.autojudge.mining_loop import MineSettings, mine_problems
+from hf_lossy_assist.methods.autojudge.mine import MineSettings, mine, mine_problems
 from hf_lossy_assist.methods.autojudge.search import Mined
 from hf_lossy_assist.tasks.base import Problem
 from hf_lossy_assist.tasks.load import DemoTask
@@ -71,7 +69,3 @@ def same_dataset(a: Path, b: Path) -> bool:
         load_from_disk(str(a)).to_list() == load_from_disk(str(b)).to_list()
         and all((a / name).read_text() == (b / name).read_text() for name in ("README.md", RECORD))
     )  # fmt: skip
-
-
-def without_costs(mined: list[Mined]) -> list[Mined]:
-    return [replace(one, continuations=0, new_tokens=0, retokenised=0) for one in mined]

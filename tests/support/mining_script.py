@@ -4,8 +4,7 @@ import os
 import sys
 from pathlib import Path
 
-from hf_lossy_assist.methods.autojudge.mine import mine
-from hf_lossy_assist.methods.autojudge.mining_loop import MineSettings
+from hf_lossy_assist.methods.autojudge.mine import MineSettings, mine
 from hf_lossy_assist.tasks.load import ExactTask
 from support import small
 

@@ -16,11 +16,11 @@ from support.commands import held, prompts_file
 from support.refusals import refused
 
 from hf_lossy_assist.methods.autojudge import mine as mining
-from hf_lossy_assist.methods.autojudge.mining_loop import MineSettings
+from hf_lossy_assist.methods.autojudge.mine import MineSettings
 from hf_lossy_assist.methods.sprinter import collect as collecting
-from hf_lossy_assist.methods.sprinter.collect_runner import CollectSettings
+from hf_lossy_assist.methods.sprinter.collect import CollectSettings
 from hf_lossy_assist.methods.sv import profiling
-from hf_lossy_assist.methods.sv.profiled_runner import ProfileSettings
+from hf_lossy_assist.methods.sv.collect_samples import ProfileSettings
 from hf_lossy_assist.tasks.load import ExactTask
 from hf_lossy_assist.tasks.prompts import PromptText
 from hf_lossy_assist.training.run_folder import RunFolder

@@ -14,7 +14,6 @@ import typer
 
 from hf_lossy_assist import cli
 
-from .endpoints import reply, server
 from .made import saved
 from .models import VOCAB
 from .values import ESCAPE, Random, damaged_text, mutated
@@ -90,8 +89,6 @@ def case(random: Random, folder: Path) -> Case:
 
 
 def _value(random: Random, name: str, folder: Path) -> str:
-    if name.endswith("-url") and random.random() < 0.7:
-        return server().url  # its reply is that of the previous case, or the list below
     if name in MEANT and random.random() < 0.5:
         return random.choice(MEANT[name])
     if name in ("--policy", "--companion", "--model") and random.random() < 0.4:
@@ -125,8 +122,6 @@ def _prompts(random: Random, folder: Path) -> Path:
 
 def _run(arguments: Sequence[str], folder: Path) -> None:
     """Call the real `main` in `folder`; a refusal is code 2 and one line on stderr."""
-    body = b'{"data": [{"id": "target"}], "choices": [{"text": " w5", "message": {"content": "yes"}}]}'
-    server().pieces = [(reply(body), 0.0)]
     out, err = io.StringIO(), io.StringIO()
     argv, sys.argv, here = sys.argv, ["hf-lossy", *arguments], Path.cwd()
     try:

@@ -1,68 +1,71 @@
-"""The classifier in AutoJudge's head: splits by problem, fitting, and rescaling of its outputs.
+"""The classifier in AutoJudge's head: splits by problem, fitting, thresholds, and rescaling of its outputs.
 
 scikit-learn's logistic regression with the settings of Garipov et al., Appendix B (huggingface.co/papers/2504.20039).
 """
 
+import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import torch
 
-from ...artifacts.features import POSITIONS
+from ...artifacts.features import FeatureSpec
 from ...artifacts.head import Head, LinearHead
 from ...artifacts.head_config import HeadConfig
+from ...setting_fields import check_bounds
 from ...training.head_quality import FEWEST
-from ...validation import check_int, check_number, shown
+from ...validation import MOST
 
 
 if TYPE_CHECKING:
     from sklearn.pipeline import Pipeline
 
-# In the order of concatenation.
-SOURCES = {"draft": ("draft",), "target": ("target",), "both": ("draft", "target")}
 GRID = tuple(10.0**-i for i in range(8))
 HELD_OUT = 0.1  # share of the problems, without folds
 FEWEST_PROBLEMS = 8
 FOLDS = 5  # if one split holds out too few tokens of a label
+QUANTILES = 26  # of the held-out probabilities, used as thresholds
+THRESHOLDS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.14, 0.2, 0.28, 0.4, 0.5)
 
-Parts = Sequence[tuple[np.ndarray, np.ndarray]]  # (training, held out), each (N,) bool
+Splits = Sequence[tuple[np.ndarray, np.ndarray]]  # (training, held out), each (N,) bool
 
 
 @dataclass(frozen=True)
 class JudgeSettings:
     """Settings for fitting a judge; the defaults are the paper's."""
 
-    model: str = "both"
-    position: str = "token"
+    model: Annotated[str, "hidden states that the head reads: of draft, target or both"] = "both"
+    position: Annotated[str, "of the state: token (the drafted token) or predicting (the one before)"] = "token"
     grid: tuple[float, ...] = GRID  # of C, the inverse strength of the L2 penalty
-    recall: float = 0.90  # share of the important tokens that the head's default threshold must reject
-    # 0: one split, 90 % of the problems for training; None: folds if that holds out too few tokens.
-    folds: int | None = 0
-    seed: int = 0
-    max_iter: int = 500
+    recall: Annotated[float, (0.0, 1.0), "share of important tokens that the head's threshold must reject"] = 0.90
+    folds: Annotated[
+        int | None,
+        (0, MOST),
+        "folds by problem for the figures; 0 for one 90/10 split (default: 5 if that has few tokens)",
+    ] = 0
+    seed: Annotated[int, (0, MOST), "random seed of the split"] = 0
+    max_iter: Annotated[int, (1, MOST), "most steps of a fit"] = 500
 
     def __post_init__(self) -> None:
-        for name, value, choices in (
-            ("--features", self.model, tuple(SOURCES)),
-            ("--position", self.position, POSITIONS),
-        ):
-            if value not in choices:
-                raise ValueError(f"{name}: expected one of {', '.join(choices)}, got {shown(value)}")
-        check_number("--recall", self.recall, 0.0, 1.0)
-        check_int("--folds", 0 if self.folds is None else self.folds, 0)
+        check_bounds(self, "--")
         if self.folds == 1:
             raise ValueError("--folds: one fold leaves nothing to train on; pass 2 or more, or 0 for one split")
-        check_int("--seed", self.seed, 0)
-        check_int("max_iter", self.max_iter, 1)
+        if self.features.model == "companion":
+            raise ValueError("--features: expected draft, target or both, got 'companion'")
+
+    @property
+    def features(self) -> FeatureSpec:
+        """The state that the head reads. Raises: `ValueError`, one line."""
+        return FeatureSpec(self.model, self.position)
 
 
 PAPER = JudgeSettings()
 
 
-def split(problem: np.ndarray, folds: int, seed: int, important: np.ndarray | None = None) -> Parts:
+def split(problem: np.ndarray, folds: int, seed: int, important: np.ndarray | None = None) -> Splits:
     """Return (training, held out) (N,) bool masks that share no problem: one pair, or one for each fold.
 
     `important` (N,) bool: distribute problems with and without an important token evenly over the folds.
@@ -93,45 +96,29 @@ def choose_folds(problem: np.ndarray, important: np.ndarray, seed: int) -> int:
     return folds if folds > 1 else 0
 
 
-@dataclass
-class Trained:
-    """A classifier fitted to the training side of each part."""
-
-    fitted: list["Pipeline"]  # scikit-learn pipelines: scaler, classifier
-    auroc: float  # on the held-out side; means over the parts
-    auroc_train: float
-    unconverged: int
-
-
-def fit_classifier(x: np.ndarray, y: np.ndarray, c: float, settings: JudgeSettings) -> tuple["Pipeline", int]:
-    """Fit a scikit-learn pipeline that standardises and classifies; return it, and 1 if it did not converge, else 0."""
+def fit_classifier(x: np.ndarray, y: np.ndarray, c: float, settings: JudgeSettings) -> "Pipeline":
+    """Fit a scikit-learn pipeline that standardises and classifies, whether it converges or not."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    pipeline = make_pipeline(StandardScaler(), LogisticRegression(C=c, max_iter=settings.max_iter))
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", ConvergenceWarning)
-        pipeline.fit(x, y)
-    for warning in caught:
-        if not issubclass(warning.category, ConvergenceWarning):
-            warnings.warn(warning.message, warning.category, stacklevel=2)
-    return pipeline, int(any(issubclass(warning.category, ConvergenceWarning) for warning in caught))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        return make_pipeline(StandardScaler(), LogisticRegression(C=c, max_iter=settings.max_iter)).fit(x, y)
 
 
-def train(x: np.ndarray, y: np.ndarray, splits: Parts, settings: JudgeSettings, c: float) -> Trained:
-    """Fit a classifier with this C on each part."""
+def fit_parts(x: np.ndarray, y: np.ndarray, splits: Splits, c: float, settings: JudgeSettings) -> "list[Pipeline]":
+    """Fit a classifier to the training side of each split."""
+    return [fit_classifier(x[training], y[training], c, settings) for training, _ in splits]
+
+
+def measure_auroc(pipelines: "Sequence[Pipeline]", x: np.ndarray, y: np.ndarray, splits: Splits) -> float:
+    """Return the AUROC on the held-out sides, the mean over the splits."""
     from sklearn.metrics import roc_auc_score
 
-    fitted, unconverged, aurocs = [], 0, []
-    for training, test in splits:
-        pipeline, late = fit_classifier(x[training], y[training], c, settings)
-        fitted.append(pipeline)
-        unconverged += late
-        aurocs.append([roc_auc_score(y[mask], pipeline.predict_proba(x[mask])[:, 1]) for mask in (test, training)])
-    held_out, seen = (float(mean) for mean in np.mean(aurocs, axis=0))
-    return Trained(fitted, held_out, seen, unconverged)
+    fitted = zip(pipelines, splits, strict=True)
+    return float(np.mean([roc_auc_score(y[test], pipe.predict_proba(x[test])[:, 1]) for pipe, (_, test) in fitted]))
 
 
 def fold_pipeline(pipeline: "Pipeline", config: HeadConfig) -> Head:
@@ -160,3 +147,42 @@ def rescale(p: np.ndarray, scale: tuple[float, float], to: tuple[float, float]) 
     p = np.clip(p.astype(np.float64), 1e-12, 1 - 1e-12)
     z = (np.log(p) - np.log1p(-p) - scale[0]) / scale[1] * to[1] + to[0]
     return 1 / (1 + np.exp(-z)) if scale != to else p
+
+
+def tabulate_thresholds(p: np.ndarray, important: np.ndarray, goal: float) -> tuple[list[dict[str, float]], float]:
+    """Return rows {threshold, recall, accepted}, ascending, and the head's default threshold, from probabilities (N,).
+
+    The default maximises recall + accepted among thresholds with a recall of at least `goal`, since a good head need not give up the recall that
+    the goal allows it to. Among equals it is the lowest.
+
+    A token is accepted if P(important) < threshold: "recall" is the share of important tokens that are not accepted, "accepted" the share of
+    unimportant tokens that are. Thresholds have four digits, or more if all probabilities are close together, and stay below 1, which would accept
+    everything.
+    """
+    hits, others = np.sort(p[important]), np.sort(p[~important])
+    spread = float(p.max() - p.min())
+    lowest = np.array([_floor(t, spread) for t in hits[: len(hits) - max(1, math.ceil(goal * len(hits) - 1e-9)) + 1]])
+    # At the i-th lowest score of an important token, i of them are lost.
+    both = np.searchsorted(others, lowest) / len(others) - np.searchsorted(hits, lowest) / len(hits)
+    default = float(lowest[both.argmax()])
+    levels = (*THRESHOLDS, *np.quantile(p, np.linspace(0, 1, QUANTILES)))
+    rows = [
+        {
+            "threshold": t,
+            "recall": float(1 - np.searchsorted(hits, t) / len(hits)),
+            "accepted": float(np.searchsorted(others, t) / len(others)),
+        }
+        for t in sorted({_floor(t, spread) for t in levels} | {default})
+    ]
+    return rows, default
+
+
+def _floor(t: float, spread: float) -> float:
+    """Round `t` down to four digits, or to as many as resolve a thousandth of the `spread` of all probabilities.
+
+    The result is readable, and rounding does not let a token that the threshold rejects fall below it.
+    """
+    if t <= 0:
+        return 0.0
+    digits = max(3 - math.floor(math.log10(t)), -math.floor(math.log10(spread / 1000)) if spread > 0 else 0)
+    return min(round(math.floor(float(t) * 10.0**digits) / 10.0**digits, digits), 0.9999)

@@ -15,7 +15,6 @@ from ...artifacts.identity import ModelIdentity
 from ...artifacts.json_io import JSONObject
 from ...text.detokenizer import continuation
 from ...training.run_folder import RunFolder, finish_dataset, load_rows, name_units, name_unreadable, open_dataset
-from ...validation import MOST
 from .search import Mined, Mismatch
 
 
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
 RECORD = "mine.json"
 COLUMNS = ("problem", "position", "target_token", "draft_token", "important")
-IDS = ("prompt_ids", "response_ids")
 
 
 def make_schema() -> "Features":
@@ -33,7 +31,7 @@ def make_schema() -> "Features":
 
     return Features(
         {
-            "problem": Value("int32"),  # number of the problem; its rows stay on one side of every split
+            "problem": Value("int32"),  # its rows stay on one side of every split
             "prompt": Value("string"),
             "response": Value("string"),  # the final one: unimportant tokens from the draft, others from the target
             "prompt_ids": List(Value("int32")),
@@ -48,17 +46,14 @@ def make_schema() -> "Features":
     )
 
 
-def read_unit(file: Path) -> Mined:
-    """Read a finished problem of an unfinished run."""
-    spec = json.loads(file.read_bytes())
-    return Mined(**spec | {"mismatches": [Mismatch(**mismatch) for mismatch in spec["mismatches"]]})
-
-
 def assemble(run: RunFolder, tokenizer: PreTrainedTokenizerBase) -> None:
     """Combine the problems of a run into an Arrow dataset, in order."""
     from datasets import Dataset
 
-    mined = [read_unit(run.part / name) for name in name_units(run.facts["problems"], "json")]
+    mined = []
+    for name in name_units(run.facts["problems"], "json"):
+        spec = json.loads((run.part / name).read_bytes())
+        mined.append(Mined(**spec | {"mismatches": [Mismatch(**mismatch) for mismatch in spec["mismatches"]]}))
     facts = run.facts | {"found": summarise(mined, run.facts["settings"]["max_new_tokens"])}
 
     def make(cache: Path) -> "Dataset":
@@ -99,29 +94,25 @@ def summarise(mined: Sequence[Mined], max_new_tokens: int) -> dict[str, int]:
         "cut_by_seconds": sum(one.cut == "seconds" for one in mined),
         "continuations": sum(one.continuations for one in mined),
         "target_tokens": sum(one.new_tokens for one in mined),
-        "retokenised": sum(one.retokenised for one in mined),
     }
 
 
 def make_data_card(facts: JSONObject) -> str:
     """Return the README.md of a mined dataset as text."""
-    counts, target = facts["found"], facts["target"]
-    target = ModelIdentity.from_dict(target) if target else f"{facts['served']} at {facts['served_at']}"
-    share = counts["important"] / max(counts["mismatches"], 1)
+    counts = facts["found"]
+    share, target = counts["important"] / max(counts["mismatches"], 1), ModelIdentity.from_dict(facts["target"])
     return data_card("mined.md", "autojudge", facts, found=counts, share=share, target=target)
 
 
 def explain_unsearched(facts: JSONObject) -> list[str]:
     """Return the reasons why problems were not searched, or not completely, and what to do, one line each."""
-    counts, problems = facts.get("found", {}), facts.get("problems")
-    without, cut = counts.get("problems_without_answer", 0), counts.get("cut_without_answer", 0)
-    reasons = []
-    if without:
-        why = "that the task finds, and none was cut: ask for its form in the prompts (--chat, --shots)"
-        why = f"and {cut} were cut short: raise --max-new-tokens" if cut else why
-        comma = "," if cut else ""
+    counts, problems, reasons = facts.get("found", {}), facts.get("problems"), list[str]()
+    if without := counts.get("problems_without_answer", 0):
+        cut = counts.get("cut_without_answer", 0)
+        hint = "raise --max-new-tokens" if cut else "ask for its form in the prompts (--chat, --shots)"
         reasons.append(
-            f"{without} of {problems} problems were not searched: the target's response has no answer{comma} {why}"
+            f"{without} of {problems} problems were not searched: the target's response has no answer that the task finds, {cut} were "
+            f"cut short: {hint}"
         )
     if late := counts.get("cut_by_seconds", 0):
         reasons.append(f"{late} of {problems} problems were cut off at --max-seconds: raise it")
@@ -152,14 +143,10 @@ class MinedTable:
         names, counts = self.problem[order].unique_consecutive(return_counts=True)
         yield from zip(names.tolist(), order.split(counts.tolist()), strict=True)
 
-    def check_tokens(self, vocabulary: int) -> None:
-        """Refuse token ids outside 0 to `vocabulary` - 1. Raises: `ValueError`, one line."""
-        texts = [ids for text in self.texts.values() for ids in text]
-        for ids in (self.target_token, self.draft_token, *map(torch.tensor, texts)):
-            for token in ids[(ids < 0) | (ids >= vocabulary)].tolist():
-                raise ValueError(
-                    f"the dataset has the token id {token}, expected 0 to {vocabulary - 1}: mine it again"
-                )
+    def find_tokens(self) -> set[int]:
+        """Return all token ids in it."""
+        tokens = {*self.target_token.tolist(), *self.draft_token.tolist()}
+        return tokens.union(*(ids for text in self.texts.values() for ids in text))
 
     def __len__(self) -> int:
         return len(self.problem)
@@ -179,19 +166,15 @@ def read_mined(path: str | Path) -> MinedTable:
         columns = data.select_columns(list(COLUMNS)).with_format("numpy")
         column = {name: torch.from_numpy(np.asarray(columns[name][:])).long() for name in COLUMNS}
         problems, firsts = np.unique(column["problem"].numpy(), return_index=True)
-        texts = data.select_columns(list(IDS)).select(firsts)
+        texts = data.select_columns(["prompt_ids", "response_ids"]).select(firsts)
         mined = MinedTable(
             **column | {"important": column["important"].bool()},
             texts={int(n): (row["prompt_ids"], row["response_ids"]) for n, row in zip(problems, texts, strict=True)},
             facts=facts,
         )
-        mined.check_tokens(MOST)
-    rows = zip(*(getattr(mined, name).tolist() for name in COLUMNS[:-1]), strict=True)
-    for index, (problem, t, *tokens) in enumerate(rows):
-        prompt, response = mined.texts[problem]
-        if not prompt or not 0 <= t < len(response) or response[t] not in tokens:
-            raise ValueError(
-                f"{path}: row {index} says that tokens {tokens[0]} and {tokens[1]} differ at position {t} of problem {problem}, "
-                "whose response holds neither there: mine it again"
-            )
+        rows = zip(*(getattr(mined, name).tolist() for name in COLUMNS[:-1]), strict=True)
+        for problem, t, *tokens in rows:
+            prompt, response = mined.texts[problem]
+            if not prompt or t < 0 or response[t] not in tokens:
+                raise ValueError(f"problem {problem} does not differ at position {t} in the tokens {tokens}")
     return mined

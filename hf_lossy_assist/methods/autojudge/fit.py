@@ -4,8 +4,8 @@ Logistic regression on standardised hidden states, split by problem, with the re
 §3.2 and Appendix B, huggingface.co/papers/2504.20039). The scaler is folded into the weights, so a head reads raw hidden states.
 """
 
-import warnings
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,167 +14,189 @@ from huggingface_hub.utils import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...artifacts.conditions import check_decoding, select_sampling
-from ...artifacts.features import FeatureSpec
+from ...artifacts.features import FeatureSpec, FeatureTap
 from ...artifacts.files import check_new
 from ...artifacts.head import Head
 from ...artifacts.head_config import HeadConfig
-from ...artifacts.identity import ModelIdentity, check_weights, tokenizer_hash, versions
-from ...drafters.hidden_state import DraftModel, HiddenStateDrafter
-from ...models.introspection import named_int8
-from ...training.head_quality import draw_roc
+from ...artifacts.identity import ModelIdentity, tokenizer_hash, versions
+from ...models.introspection import vocabulary_of
+from ...stats.auroc import auroc
+from ...training.head_quality import Evidence, HeadReport, add_intervals, draw_roc
 from ...training.head_training import write_fitted
-from ...training.jobs import recorded_weights
+from ...training.jobs import check_models, recorded_weights
 from ...training.run_folder import name_unreadable
-from ...validation import shown
 from .classifiers import (
+    FOLDS,
     PAPER,
-    SOURCES,
     JudgeSettings,
-    Parts,
+    Splits,
     choose_folds,
     fit_classifier,
+    fit_parts,
     fold_pipeline,
+    measure_auroc,
     measure_scale,
     rescale,
     split,
-    train,
+    tabulate_thresholds,
 )
 from .dataset import RECORD, MinedTable, explain_unsearched, read_mined
-from .hidden_states import read_hidden_states
-from .report import JudgeReport, make_evidence, make_report
+from .draft_predictions import PrefixReader
 
 
-MODELS = "target", "draft"
 LABEL = "swapping the target's token for the draft's changes the answer"
+
+
+@dataclass
+class JudgeReport(HeadReport):
+    """The figures of a fitted judge on held-out problems; rows of `thresholds` have recall and accepted."""
+
+    important: float  # share of all mismatches
+    problems: int  # with at least one mismatch
+    mismatches: int
+    threshold: float  # the head's default
+    c: float
+    folds: int  # 0: one split
+    unconverged: int  # fits of the head that did not converge
 
 
 def fit_autojudge(
     data: str | Path,
     out: str | Path,
-    target: PreTrainedModel | None,
-    draft: DraftModel,
+    target: PreTrainedModel,
+    draft: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     settings: JudgeSettings = PAPER,
 ) -> tuple[Head, JudgeReport]:
     """Fit a judge to the dataset `data` of `hf-lossy mine` and write it to the folder `out`.
 
     Without folds the head is fitted to 90 % of the problems and measured on the rest. With folds it is fitted to all
-    problems, and the figures are those of the folds' heads, each on the problems held out from it; these heads are
-    saved in `fold-0/`, ….
+    problems, and the figures are those of the folds' heads, each on the problems held out from it.
 
     Args:
-        target, draft, tokenizer: those that the data was mined with; `target` may be None for a head that reads only
-            the draft.
+        target, draft, tokenizer: those that the data was mined with.
 
     Returns: the head, in evaluation mode, and the report. Raises: `ValueError`, one line.
     """
     check_new(out, "fit again")
     mined = read_mined(data)
-    identities = check_models(mined, target, draft, tokenizer)
-    if target is None and settings.model != "draft":
-        raise ValueError("without the target only --features draft can be fitted: pass --model")
-    if isinstance(draft, HiddenStateDrafter) and settings.model != "target":
-        raise ValueError(f"of {draft.kind} the judge reads the target's states alone: pass --features target")
+    models = {"target": target, "draft": draft}
+    identities = _check_models(mined, models, tokenizer)
     y, problem = mined.important.numpy(), mined.problem.numpy()
     if settings.folds is None:
         settings = replace(settings, folds=choose_folds(problem, y, settings.seed))
     try:
         splits = split(problem, settings.folds or 0, settings.seed, y)
-        _check_labels(y, problem, splits)
+        _check_labels(y, splits)
     except ValueError as error:  # mining more does not help if most of it is cut off
         raise ValueError("; ".join([str(error), *explain_unsearched(mined.facts)])) from None
 
-    models = {"draft": draft, "target": target}
-    states = [read_hidden_states(models[name], mined, settings.position, name) for name in SOURCES[settings.model]]
+    sources = [name for name in ("draft", "target") if settings.features.reads(name)]  # in the order of concatenation
+    states = [read_hidden_states(models[name], mined, settings.position, name) for name in sources]
     x = torch.cat(states, dim=1).numpy()
     levels = tqdm(settings.grid, desc="fitting", unit="C", leave=False)
-    grid = {c: train(x, y, splits, settings, c) for c in levels}
-    c = max(grid, key=lambda c: (grid[c].auroc, -c))  # among equals the smallest, which regularises most
+    grid = {c: fit_parts(x, y, splits, c, settings) for c in levels}
+    aurocs = {c: measure_auroc(pipelines, x, y, splits) for c, pipelines in grid.items()}
+    c = max(grid, key=lambda c: (aurocs[c], -c))  # among equals the smallest, which regularises most
+    pipelines = [*grid[c], *([fit_classifier(x, y, c, settings)] if settings.folds else [])]
     config = _make_config(mined, identities, settings, x.shape[1])
-    heads = [fold_pipeline(pipeline, config) for pipeline in grid[c].fitted]
-    with torch.no_grad():  # outputs of the heads, not of the pipelines they were made from
-        outputs = [head(torch.from_numpy(x[test])).numpy() for head, (_, test) in zip(heads, splits, strict=True)]
-    fitted, late = heads[0], 0
-    if settings.folds:
-        pipeline, late = fit_classifier(x, y, c, settings)
-        fitted = fold_pipeline(pipeline, config)
-    scales = [measure_scale(head, x) for head in (fitted, *heads)]
-    aligned = np.concatenate([rescale(p, scale, scales[0]) for p, scale in zip(outputs, scales[1:], strict=True)])
-    report = make_report(mined, splits, outputs, aligned, grid, c, settings)
-    report.unconverged += late
-    held_out = np.concatenate([y[test] for _, test in splits])
-    axes = "unimportant tokens rejected", "important tokens rejected"
-    plots = {"roc.png": draw_roc({"linear": (aligned, held_out, report.auroc)}, "ROC of the judge", *axes)}
-    fitted.config = _add_figures(config, mined, splits, report, settings)
-    folds = heads if settings.folds else []
-    for k, (head, (_, test)) in enumerate(zip(folds, splits, strict=False)):
-        threshold = float(rescale(np.array([report.threshold]), scales[0], scales[k + 1])[0])
-        head.config = _make_fold_config(fitted.config, k, problem[test], outputs[k], y[test], threshold)
-    write_fitted(fitted, out, plots, folds)
+    heads = [fold_pipeline(pipeline, config) for pipeline in pipelines]
+    held_out, fitted = HeldOut.read(heads, x, splits), heads[-1]
+    unconverged = sum(int(pipeline[-1].n_iter_[0]) >= settings.max_iter for pipeline in pipelines)
+    report = _make_report(mined, held_out, c, settings, unconverged)
+    fitted.config = _add_figures(config, mined, held_out, report, settings)
+    curves = {"linear": (held_out.aligned, y[held_out.rows], report.auroc)}
+    plot = draw_roc(curves, "ROC of the judge", "unimportant tokens rejected", "important tokens rejected")
+    write_fitted(fitted, out, {"roc.png": plot})
     return fitted, report
 
 
-def check_models(
-    mined: MinedTable, target: PreTrainedModel | None, draft: DraftModel, tokenizer: PreTrainedTokenizerBase
-) -> dict[str, ModelIdentity | None]:
-    """Refuse models that the mismatches were not mined with; warn of another id or precision with the same sizes.
+@torch.no_grad()
+def read_hidden_states(
+    model: PreTrainedModel, mined: MinedTable, position: str = "token", name: str = "model"
+) -> torch.Tensor:
+    """Read the last hidden states (after the final norm) for every mismatch, in the order of the rows.
 
-    Returns: the models that the data belongs to; None for a target that was behind a server and is not given. Raises: `ValueError`.
+    A text is read once, and each of the draft's tokens after it by a copy of the row, as in decoding. In half precision a draft's states differ
+    slightly between the two (the paper's Appendix C): there a head on the target alone is the safe choice.
+
+    Args:
+        position: "predicting" for the state at position t − 1, from whose logits the token at t is drawn; "token" for
+            the state at t that encodes the draft's token.
+        name: the model's role, for the progress bar.
+
+    Returns: (N, H) float32 on the CPU.
     """
-    facts = mined.facts
+    longest = max(len(prompt) + len(response) for prompt, response in mined.texts.values())
+    states: dict[int, torch.Tensor] = {}
+    with FeatureTap(model, FeatureSpec("target")) as tap:
+        reader = PrefixReader(model, longest, max(mined.find_tokens()) + 1)
+        problems = tqdm(mined.by_problem(), desc=f"states of the {name}", total=len(mined.texts), unit="problem")
+        for problem, rows in problems:
+            prompt, response = mined.texts[problem]
+            for row in rows[mined.position[rows].argsort()].tolist():
+                text = reader.read(prompt + response[: mined.position[row]], len(prompt))
+                if position == "token":
+                    text.copy().feed(mined.draft_token[row].view(1, 1), [1])
+                states[row] = tap.latest[0, -1].float().cpu()
+    return torch.stack([states[row] for row in range(len(mined))])
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Outputs of heads on the rows held out from each, (n,), part by part."""
+
+    rows: np.ndarray  # int64   of the dataset
+    fold: np.ndarray  # int64   the part
+    p: np.ndarray  # on each head's scale
+    aligned: np.ndarray  # on the last head's, which is saved
+
+    @classmethod
+    @torch.no_grad()
+    def read(cls, heads: Sequence[Head], x: np.ndarray, splits: Splits) -> "HeldOut":
+        """Return the outputs of heads, not of the pipelines they were made from: one for each part, and last the one that is saved."""
+        tests, scales = [np.flatnonzero(test) for _, test in splits], [measure_scale(head, x) for head in heads]
+        outputs = [head(torch.from_numpy(x[test])).numpy() for head, test in zip(heads, tests, strict=False)]
+        aligned = [rescale(p, scale, scales[-1]) for p, scale in zip(outputs, scales, strict=False)]
+        fold = np.repeat(np.arange(len(tests)), [len(test) for test in tests])
+        return cls(np.concatenate(tests), fold, np.concatenate(outputs), np.concatenate(aligned))
+
+
+def _check_models(
+    mined: MinedTable, models: dict[str, PreTrainedModel], tokenizer: PreTrainedTokenizerBase
+) -> dict[str, ModelIdentity]:
+    """Refuse models that the mismatches were not mined with, and tokens that they lack; return their identities."""
+    facts, here = mined.facts, tokenizer_hash(tokenizer)
     with name_unreadable(Path(RECORD)):
         check_decoding(facts["settings"])
-        dtypes, here = dict(zip(MODELS, facts["dtypes"], strict=True)), tokenizer_hash(tokenizer)
-        there: str = facts["tokenizer_hash"]
-        identities = {name: facts[name] and ModelIdentity.from_dict(facts[name]) for name in MODELS}
-    for name, model in zip(MODELS, (target, draft), strict=True):
-        recorded, dtype = identities[name], dtypes[name]
-        if model is None:
-            continue
-        loaded = ModelIdentity.of(model)
-        if dtype is not None and dtype != str(model.dtype):
-            warnings.warn(
-                f"the {name} was in {dtype} when the data was mined and is in {model.dtype} here: a head should be "
-                "fitted in the precision it will decode in (--dtype)",
-                stacklevel=3,
-            )
-        if recorded is None:  # mined with a server, which does not identify its model
-            served = shown(facts.get("served"))
-            warnings.warn(f"the data was mined with {served} behind a server, taken to be {loaded}", stacklevel=3)
-            identities[name] = loaded
-            continue
-        recorded.check(model, name, "the dataset", "mine with these (--model, --assistant)")
-        precision = "int8" if named_int8(recorded.id) else str(dtype).removeprefix("torch.")
-        weights = facts.get(f"{name}_weights")
-        check_weights(weights, precision, model, name, "the dataset was mined", "use the same, or mine again")
+        there = str(facts["tokenizer_hash"])
+        identities = {name: ModelIdentity.from_dict(facts[name]) for name in models}
+    check_models(facts, models, "the dataset", "mine with these (--model, --assistant)")
     if here != there:
         raise ValueError(
             f"the dataset was mined with a tokenizer of hash {there[:12]}…, and the tokenizer here has "
             f"{here[:12]}…: pass the models it names (--model), or mine with these"
         )
-    sizes = [identity.vocab_size for identity in identities.values() if identity is not None]
-    mined.check_tokens(sizes[0] if identities["target"] is not None else max(len(tokenizer), *sizes))
+    vocabulary = vocabulary_of(models["target"])
+    for token in mined.find_tokens():
+        if not 0 <= token < vocabulary:
+            raise ValueError(f"the dataset has the token id {token}, expected 0 to {vocabulary - 1}: mine it again")
     return identities
 
 
-def _check_labels(important: np.ndarray, problem: np.ndarray, splits: Parts) -> None:
+def _check_labels(important: np.ndarray, splits: Splits) -> None:
     """Refuse a split with one kind of mismatch on a side: no classifier can be fitted to it, or measured on it."""
-    for k, sides in enumerate(splits):
-        fold = f" of fold {k}" if len(splits) > 1 else ""
-        for side, mask in zip(("training", "held-out"), sides, strict=True):
-            labels = important[mask]
-            if labels.all() or not labels.any():
-                kind, count = "important" if labels.all() else "unimportant", len(np.unique(problem[mask]))
-                hint = "pass fewer --folds" if fold else "try --folds 5"
-                raise ValueError(
-                    f"the {side} problems{fold}: only {kind} mismatches ({len(labels)} in {count} of "
-                    f"{len(np.unique(problem))} problems), and both kinds are needed: mine more problems, {hint}, or "
-                    "another --seed"
-                )
+    for labels in (important[mask] for sides in splits for mask in sides):
+        if labels.all() or not labels.any():
+            kind = "important" if labels.all() else "unimportant"
+            raise ValueError(
+                f"one side of the split has only {kind} mismatches ({len(labels)} of {len(important)}), and both kinds are needed: mine "
+                f"more problems, try other --folds ({FOLDS}), or another --seed"
+            )
 
 
 def _make_config(
-    mined: MinedTable, identities: dict[str, ModelIdentity | None], settings: JudgeSettings, size: int
+    mined: MinedTable, identities: dict[str, ModelIdentity], settings: JudgeSettings, size: int
 ) -> HeadConfig:
     """Return the config of a head that reads `size` features, without figures."""
     import sklearn
@@ -185,7 +207,7 @@ def _make_config(
         method="autojudge",
         polarity="important",
         label=LABEL,
-        features=FeatureSpec(settings.model, settings.position),
+        features=settings.features,
         target=identities["target"],
         draft=identities["draft"],
         model_weights=recorded_weights(mined.facts),
@@ -195,17 +217,44 @@ def _make_config(
     )
 
 
+def _make_report(
+    mined: MinedTable, held_out: HeldOut, c: float, settings: JudgeSettings, unconverged: int
+) -> JudgeReport:
+    """Compute the figures of the heads' outputs on the rows held out from them."""
+    y, problem = mined.important.numpy()[held_out.rows], mined.problem.numpy()[held_out.rows]
+    table, threshold = tabulate_thresholds(held_out.aligned, y, settings.recall)
+    counts = {"important": int(y.sum()), "unimportant": int((~y).sum())}
+    longer = "mine more problems, or longer answers (hf-lossy mine --limit, --max-new-tokens)"
+    more = longer if settings.folds else f"{longer}, or hold each problem out once (--folds {FOLDS})"
+    return JudgeReport(
+        evidence=Evidence(
+            auroc=auroc(held_out.p, y, problem, held_out.fold),
+            texts=len(np.unique(problem)),
+            unit="problem",
+            counts=counts,
+            missing=dict.fromkeys(counts, more),
+        ),
+        brier=float(np.mean((held_out.p.astype(np.float64) - y) ** 2)),
+        important=float(mined.important.float().mean()),
+        problems=len(mined.texts),
+        mismatches=len(mined),
+        threshold=threshold,
+        thresholds=add_intervals(table, {"recall": counts["important"], "accepted": counts["unimportant"]}),
+        c=c,
+        folds=settings.folds or 0,
+        unconverged=unconverged,
+    )
+
+
 def _add_figures(
-    config: HeadConfig, mined: MinedTable, splits: Parts, report: JudgeReport, settings: JudgeSettings
+    config: HeadConfig, mined: MinedTable, held_out: HeldOut, report: JudgeReport, settings: JudgeSettings
 ) -> HeadConfig:
     """Return the config with the head's training and figures."""
-    facts, (_, test) = mined.facts, splits[0]
-    held_out = [] if settings.folds else np.unique(mined.problem.numpy()[test]).tolist()
+    facts = mined.facts
+    problems = [] if settings.folds else np.unique(mined.problem.numpy()[held_out.rows]).tolist()
+    apart = f"{report.problems - len(problems)} problems for training, {len(problems)} kept aside for C, the threshold and the figures"
     if settings.folds:
         apart = f"{settings.folds} folds by problem; this head saw all, the figures are of the folds' heads on what each did not see"
-    else:
-        training_problems = report.problems - len(held_out)
-        apart = f"{training_problems} problems for training, {len(held_out)} kept aside for C, the threshold and the figures"
     training: dict[str, object] = {
         "prompts": facts.get("source") or "not named",
         "task": facts.get("task") or "not named",
@@ -216,28 +265,11 @@ def _add_figures(
         "C": report.c,
         "split": apart,
         "seed": settings.seed,
-        "held_out_problems": held_out,
+        "held_out_problems": problems,
     }
-    metrics: dict[str, object] = {
-        **report.evidence.metrics(),
-        "brier": report.brier,
+    figures = {
         "important_share": report.important,
-        "held_out_mismatches": report.held_out,
+        "held_out_mismatches": len(held_out.rows),
         "recall_goal": settings.recall,
-        "thresholds": report.thresholds,
     }
-    return replace(config, threshold=report.threshold, training=training, metrics=metrics)
-
-
-def _make_fold_config(
-    config: HeadConfig, k: int, problem: np.ndarray, outputs: np.ndarray, y: np.ndarray, threshold: float
-) -> HeadConfig:
-    """Return the config of fold k's head, with its held-out problems and its figures on them."""
-    seen = f"all folds but {k}; the figures are of the problems in it, the threshold is that of all folds together, on this head's scale"
-    training = config.training | {"split": seen, "held_out_problems": np.unique(problem).tolist()}
-    metrics = {
-        **make_evidence([outputs], y, problem).metrics(),
-        "brier": float(np.mean((outputs.astype(np.float64) - y) ** 2)),
-        "held_out_mismatches": len(y),
-    }
-    return replace(config, threshold=threshold, training=training, metrics=metrics)
+    return replace(config, threshold=report.threshold, training=training, metrics=report.metrics() | figures)

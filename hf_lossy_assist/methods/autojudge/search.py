@@ -1,7 +1,7 @@
 """Algorithm 1 of AutoJudge: find the target's tokens whose replacement by the draft's changes the answer.
 
 Garipov et al., "AutoJudge: Judge Decoding Without Manual Annotation" (huggingface.co/papers/2504.20039). The search does not run the target itself:
-it yields requests for continuations and answers, so that many problems can share one batch of a model, or a server.
+it yields requests for continuations and answers, so that many problems can share one batch of a model.
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -12,14 +12,15 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Continue:
-    """A request for the target's continuation (tokens) of the response that begins with `prefix`."""
+    """A request for the target's continuation (up to `budget` tokens) of the response that begins with `prefix`."""
 
     prefix: list[int]
+    budget: int
 
 
 @dataclass(frozen=True)
 class Work:
-    """A request for `run()`, which may be slow: a program, another server."""
+    """A request for `run()`, which may be slow: a program."""
 
     run: Callable[[], object]
 
@@ -49,7 +50,6 @@ class Mined:
     cut: str | None = None  # "mismatches" or "seconds": the limit that ended the search early
     continuations: int = 0
     new_tokens: int = 0  # written by the target
-    retokenised: int = 0  # continuations whose text was retokenised differently (a target behind a server)
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,6 @@ def search(
     extract: Callable[[list[int]], str | None],
     same: Callable[[str, str], bool],
     limits: Limits,
-    *,
-    against_running: bool = False,
-    naive: bool = False,
 ) -> Search:
     """Run Algorithm 1 on one problem; fill and return `mined`.
 
@@ -82,13 +79,11 @@ def search(
         predict: `predict(y, s)` returns the draft's tokens ỹ_s … after each prefix of y, from one parallel forward.
         over: whether a response has ended with its last token.
         extract, same: return a response's answer, and whether two answers are equivalent.
-        against_running: compare with the current response (Appendix L), not with the target's first one.
-        naive: replace each mismatch of the target's response separately, and keep no replacement (Appendix A's simpler variant).
 
     A response without an answer is not equivalent to one with an answer. If the target's response has no answer, nothing is
     searched: no mismatch is labelled.
     """
-    y = yield Continue([])
+    y = yield Continue([], limits.max_new_tokens)
     mined.target_response = mined.response = y
     reference = yield Work(partial(extract, y))
     mined.target_answer = reference
@@ -103,15 +98,14 @@ def search(
             mined.cut = "seconds"
             break
         alternative = [*y[:t], drafted[t]]
-        if not over(alternative) and len(alternative) < limits.max_new_tokens:
-            alternative += yield Continue(alternative)
+        if not over(alternative) and (budget := limits.max_new_tokens - len(alternative)) > 0:
+            alternative += yield Continue(alternative, budget)
         limits.tell(t / len(y))
         answer = yield Work(partial(extract, alternative))
         equal = answer is not None and (yield Work(partial(same, reference, answer)))
         mined.mismatches.append(Mismatch(t, y[t], drafted[t], not equal, answer))
-        if equal and not naive:
+        if equal:
             y = alternative  # continue from the new response
             drafted = [*drafted[: t + 1], *predict(y, t + 1)]
-            reference = answer if against_running else reference
     mined.response = y
     return mined

@@ -3,25 +3,25 @@
 The network learns to predict this target, so the target itself answers the prompts ("EAGLE-3", §4, huggingface.co/papers/2503.01840).
 """
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated
 
 import safetensors.torch
 import torch
 from safetensors import safe_open
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ...artifacts.identity import ModelIdentity, check_weights
 from ...artifacts.json_io import JSONObject
 from ...drafters.networks.eagle_network import default_layers
 from ...models.hidden_state_hook import HiddenStateHook
-from ...models.introspection import base_of, blocks_of, dtype_of
-from ...training.jobs import SamplingSettings, continue_prompts, describe_run, refuse_blank
+from ...models.introspection import base_of, blocks_of
+from ...setting_fields import check_bounds
+from ...training.jobs import SamplingSettings, check_models, continue_prompts, describe_run, refuse_blank
 from ...training.processes import Models, Processes
 from ...training.run_folder import RunFolder, Tell, name_units, name_unreadable, open_dataset
-from ...validation import MOST_NEW_TOKENS, MOST_ROWS, check_int, shown
+from ...validation import MOST_NEW_TOKENS, MOST_ROWS
 from ..drafter_settings import LIKELY
 
 
@@ -31,29 +31,22 @@ FORMER = ("states", "likely")  # settings of earlier versions, whose data held t
 
 @dataclass(frozen=True)
 class TextSettings(SamplingSettings):
-    """Settings that determine all values in the data. A resumed run must have the same.
+    """Settings that determine all values in the data. A resumed run must have the same."""
 
-    Args:
-        new_tokens: most tokens of an answer. batch_size: prompts at a time.
-        layers: layers whose states the drafter reads, see `Eagle3Config.target_layers`; None: three, chosen by the number of the target's blocks.
-    """
-
-    new_tokens: int = 256
+    new_tokens: Annotated[int, (2, MOST_NEW_TOKENS), "most tokens of an answer"] = 256
+    # Layers whose states the drafter reads, see `Eagle3Config.target_layers`; None: three, chosen by the number of the target's blocks.
     layers: tuple[int, ...] | None = None
-    batch_size: int = 8
+    batch_size: Annotated[int, (1, MOST_ROWS), "prompts at a time"] = 8
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_int("new_tokens", self.new_tokens, 2, MOST_NEW_TOKENS)
-        check_int("batch_size", self.batch_size, 1, MOST_ROWS)
-        for layer in self.layers or ():
-            check_int("layers", layer, 0)
+        check_bounds(self)
 
 
 DEFAULTS = TextSettings()
 
 
-def collect(
+def collect_texts(
     target: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[str],
@@ -76,7 +69,7 @@ def collect(
     layers = settings.layers or default_layers(len(blocks_of(base_of(target)) or ()))
     HiddenStateHook(target, layers)  # refuses layers that the target does not have
     decided = asdict(settings) | {"layers": list(layers)}
-    facts = describe_run(decided, {"target": target}, tokenizer, prompts, source) | {"dtype": dtype_of(target)}
+    facts = describe_run(decided, {"target": target}, tokenizer, prompts, source)
     processes = Processes.started() if processes is None else processes
 
     def make(models: Models, index: int, tell: Tell) -> bytes:
@@ -126,11 +119,6 @@ def read_facts(folder: Path) -> JSONObject:
     return facts
 
 
-def read_target(folder: str | Path) -> str:
-    """Return the name of the target that wrote a collection. Raises: see `read_facts`."""
-    return ModelIdentity.from_dict(read_facts(Path(folder))["target"]).id
-
-
 class TextDataset:
     """The texts of a folder, in memory; the target's states and probabilities are computed on demand."""
 
@@ -142,8 +130,7 @@ class TextDataset:
         self.folder = Path(folder)
         self.facts = read_facts(self.folder)
         self.settings = self.facts["settings"]
-        recorded = ModelIdentity.from_dict(self.facts["target"])
-        self._check_target(recorded, target)
+        check_models(self.facts, {"target": target}, str(self.folder), "collect again")
         self.target, self.layers = target, tuple(self.settings["layers"])
         self.ids: list[torch.Tensor] = []
         self.prompts: list[int] = []
@@ -154,19 +141,6 @@ class TextDataset:
             self.ids += tensors["ids"].long().split(tensors["lengths"].tolist())
             self.prompts += tensors["prompts"].tolist()
         self.likely, self._hook = likely, HiddenStateHook(target, self.layers)
-
-    def _check_target(self, recorded: ModelIdentity, target: PreTrainedModel) -> None:
-        """Refuse another target, or other weights in the same precision; warn of another precision."""
-        identity, dtype, was_made = ModelIdentity.of(target), self.facts["dtype"], f"{self.folder} was collected"
-        if (conflict := recorded.conflict(identity)) is not None:
-            raise ValueError(f"{was_made} with the target {recorded}, and this is {identity}: {conflict}")
-        instead = "use the same, or collect again"
-        if not check_weights(self.facts["target_weights"], dtype, target, "target", was_made, instead):
-            warnings.warn(
-                f"{was_made} in {shown(dtype, 30)} and the target here computes in {shown(dtype_of(target))}: whether their weights are the same "
-                "cannot be seen, and its answers may be others",
-                stacklevel=3,
-            )
 
     def __len__(self) -> int:
         return len(self.ids)

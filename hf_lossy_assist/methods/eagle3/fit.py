@@ -1,6 +1,6 @@
-"""Fit an EAGLE-3 drafter to its target's texts, and measure on held-out texts how often each position of a draft is right.
+"""Fit an EAGLE-3 or DSpark drafter to its target's texts, and measure on held-out texts how often each position of a draft is right.
 
-`Training` holds what differs for another drafter on the same data. From "EAGLE-3" (§3 and §4, huggingface.co/papers/2503.01840): step k has weight 0.8^k; the draft's vocabulary is the target's most frequent tokens.
+From "EAGLE-3" (§3 and §4, huggingface.co/papers/2503.01840): step k has weight 0.8^k; the draft's vocabulary is the target's most frequent tokens.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,10 +25,10 @@ from ...stats.intervals import Estimate, rate
 from ...terminal import Bar
 from ...training.processes import Processes
 from ...training.run_folder import RunFolder
-from ..drafter_settings import DrafterFitSettings
+from ..drafter_settings import DrafterFitSettings, DSparkFitSettings
 from .collect import TextBatch, TextDataset
-from .initialise import make_network
-from .unrolled_loss import ChainStep, count_accepted, count_calls, unroll
+from .initialise import make_dspark_network, make_network
+from .unrolled_loss import ChainStep, count_accepted, count_calls, unroll, unroll_blocks
 
 
 Drafter: TypeAlias = Eagle3Drafter | DSparkDrafter
@@ -60,6 +60,7 @@ class Training(NamedTuple):
 
 
 EAGLE3 = Training("EAGLE-3", "2503.01840", make_network, unroll, Eagle3Drafter)
+DSPARK = Training("DSpark", "2607.05147", make_dspark_network, unroll_blocks, DSparkDrafter)
 
 
 class UnrolledLoss(torch.nn.Module):
@@ -99,7 +100,7 @@ class StepBar(TrainerCallback):
             self.bar.say(f"training, loss {logs['loss']:.3f}")
 
 
-def fit_eagle3(
+def fit_drafter(
     target: PreTrainedModel,
     data: str | Path,
     out: str | Path,
@@ -107,35 +108,24 @@ def fit_eagle3(
     *,
     resume: bool = False,
 ) -> tuple[Drafter, DrafterReport | None]:
-    """Train an EAGLE-3 drafter; see `fit_drafter`."""
-    return fit_drafter(EAGLE3, target, data, out, settings, resume)
-
-
-def fit_drafter(
-    method: Training,
-    target: PreTrainedModel,
-    data: str | Path,
-    out: str | Path,
-    settings: DrafterFitSettings,
-    resume: bool,
-) -> tuple[Drafter, DrafterReport | None]:
     """Train a drafter for `target` on the data of `collect` in `data`, and write it to `out` in the format of `speculators`, with a card.
 
-    Every `settings.save_every` steps a checkpoint is written to `out`.partial, from which `resume` continues. Processes started by
-    `accelerate launch` share each batch.
+    `settings`: EAGLE-3's, or a DSpark drafter's. Every `settings.save_every` steps a checkpoint is written to `out`.partial, from which `resume`
+    continues. Processes started by `accelerate launch` share each batch.
 
     Returns: the drafter, and in the first process its figures on held-out texts. Raises: `ValueError`, one line.
     """
+    method = DSPARK if isinstance(settings, DSparkFitSettings) else EAGLE3
     texts = TextDataset(data, target, settings.likely)
     split = split_texts(texts, settings)
     processes = Processes.started()
+    data_facts = {name: texts.facts[name] for name in ("prompts", "prompts_sha256", "source")}
     facts = {
         "settings": asdict(settings),
         "target": ModelIdentity.of(target).to_dict(),
         "dtype": dtype_of(target),
         "target_weights": weights_hash(target),
-        "data": {name: texts.facts[name] for name in ("prompts", "prompts_sha256", "source")}
-        | {"collected": texts.settings},
+        "data": data_facts | {"collected": texts.settings},
         "tokens": texts.count_answered(split[0]),
     }
 

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
-from transformers import LlamaConfig, PretrainedConfig, PreTrainedModel
+from transformers import LlamaConfig, PretrainedConfig, PreTrainedModel, Qwen3Config
 
-from ...drafters.networks.corrected_networks import DSparkNetwork
+from ...drafters.networks.corrected_networks import DSparkConfig, DSparkNetwork
 from ...drafters.networks.eagle_network import Eagle3Config, Eagle3Network
 from ...models.introspection import base_of
-from ..drafter_settings import DrafterFitSettings
+from ..drafter_settings import DrafterFitSettings, DSparkFitSettings
 from .collect import TextDataset
 
 
@@ -27,6 +27,27 @@ def make_network(target: PreTrainedModel, texts: TextDataset, settings: DrafterF
     width = target.config.get_text_config(decoder=True).hidden_size
     config = Eagle3Config(LlamaConfig(**sizes), texts.layers, len(tokens), width)
     return start_as_target(lambda: Eagle3Network(config, has_embeddings=False), target, tokens, settings.seed)
+
+
+def make_dspark_network(target: PreTrainedModel, texts: TextDataset, settings: DSparkFitSettings) -> DSparkNetwork:
+    """Create an untrained network. Blocks are filled with the token that the texts have least often, if possible never."""
+    sizes = layer_sizes(target, settings)
+    tokens = find_most_frequent(texts, sizes["vocab_size"], settings.vocabulary)
+    counts = count_tokens(texts, sizes["vocab_size"], answers=False)
+    mask = int((counts == counts.min()).nonzero().max())
+    width = target.config.get_text_config(decoder=True).hidden_size
+    config = DSparkConfig(
+        Qwen3Config(**sizes),
+        texts.layers,
+        settings.steps,
+        mask,
+        width,
+        from_anchor=True,
+        draft_vocab_size=len(tokens),
+        rank=settings.rank,
+        markov=settings.markov,
+    )
+    return start_as_target(lambda: DSparkNetwork(config), target, tokens, settings.seed)
 
 
 def layer_sizes(target: PreTrainedModel, settings: DrafterFitSettings) -> dict[str, Any]:

@@ -1,6 +1,1 @@
 """SPRINTER: a head that accepts drafted tokens without verification."""
-
-import lazy_loader
-
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

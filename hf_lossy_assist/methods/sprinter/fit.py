@@ -1,6 +1,8 @@
-"""Fit SPRINTER's verifier to a collected dataset, and measure it on held-out prompts.
+"""Fit a verifier, SPRINTER's or SpecDec++'s, to a collected dataset, and measure it on held-out prompts.
 
-Every kind of prefix has the same weight, and optionally both labels do (Zhong et al., §3.2 and A.5, huggingface.co/papers/2502.04557).
+SPRINTER (Zhong et al., §3.2 and A.5, huggingface.co/papers/2502.04557): the labels are q(x) ≤ λ·p(x). Every kind of prefix has the same weight, and
+optionally both labels do. SpecDec++ (Huang et al., §3.2, huggingface.co/papers/2405.19715): the labels are the acceptance probabilities min(1, p/q),
+and a rejection weighs more than an acceptance. Their head is a residual network; here it is any `Head`, trained with early stopping.
 """
 
 from collections.abc import Sequence
@@ -13,91 +15,106 @@ import torch
 from ...artifacts.head import Head
 from ...stats.auroc import auroc
 from ...training.head_quality import Evidence, HeadReport, add_intervals, bin_probabilities, draw_reliability, draw_roc
-from ...training.head_training import (
-    HeadFitSettings,
-    fit_labels,
-    make_config,
-    open_collected,
-    write_fitted,
-)
+from ...training.head_training import HeadFitSettings, fit_labels, make_config, open_collected, write_fitted
 from ...training.verifier_dataset import VerifierDataset, label_acceptable
 from ...validation import MOST_FACTOR, check_number
 
 
 DEFAULTS = HeadFitSettings()
+SPECDEC = HeadFitSettings(kind="mlp")
+WEIGHT = 6.0  # of a rejection in SpecDec++'s loss; the paper tries 1, 3, 6 and 12
 THRESHOLDS = tuple(round(0.05 * i, 2) for i in range(1, 20))
 LONGER = "collect more prompts or longer texts"
 
 
 @dataclass
 class VerifierReport(HeadReport):
-    """The figures of a fitted verifier; rows of `thresholds` have eta_tp and eta_fp."""
+    """The figures of a fitted verifier; rows of `thresholds`, SPRINTER's alone, have eta_tp and eta_fp."""
 
-    lam: float
-    acceptable: float  # share of all records
-    auroc_by_kind: dict[str, float]
+    lam: float | None  # of SPRINTER's labels; None: they are SpecDec++'s
+    acceptance: float  # mean label
+    kl: float  # mean of KL(label ‖ head) in nats
     scores: np.ndarray  # of the held-out tokens, as the labels
     labels: np.ndarray
 
     def metrics(self) -> dict[str, object]:
-        by_kind = {f"auroc_{name}": value for name, value in self.auroc_by_kind.items()}
-        return super().metrics() | {"acceptable_share": self.acceptable, **by_kind}
+        share = "acceptable_share" if self.lam is not None else "acceptance_rate"
+        return super().metrics() | {"kl": self.kl, share: self.acceptance}
 
-    def at(self, threshold: float) -> tuple[float, float]:
-        """Return (η_TP, η_FP) at the tabulated threshold nearest to `threshold`."""
-        row = self.row_at(threshold)
-        return row["eta_tp"], row["eta_fp"]
+
+def compute_labels(table: VerifierDataset, lam: float | None = None) -> torch.Tensor:
+    """Return SPRINTER's labels for λ, or if it is None the probability that strict acceptance keeps each token, (N,) float32."""
+    if lam is None:
+        return (table.p / table.q).clamp(max=1.0)
+    return label_acceptable(table.p, table.q, lam).float()
 
 
 @torch.no_grad()
-def measure(head: Head, table: VerifierDataset, lam: float) -> VerifierReport:
-    """Measure AUROC, ROC, (η_TP, η_FP) by threshold, Brier score and reliability of `head` on the records of `table`."""
-    from sklearn.metrics import brier_score_loss, roc_auc_score
-
-    v, y = head(table.features).numpy(), label_acceptable(table.p, table.q, lam).numpy()
-    by_kind = {}
-    for k, name in enumerate(table.kinds):
-        rows = table.kind.numpy() == k
-        if len(np.unique(y[rows])) == 2:
-            by_kind[name] = float(roc_auc_score(y[rows], v[rows]))
-    counts = {"unacceptable": int((~y).sum()), "acceptable": int(y.sum())}
-    rates = [
-        {"threshold": t, "eta_tp": float((v[y] >= t).mean()), "eta_fp": float((v[~y] >= t).mean())} for t in THRESHOLDS
-    ]
+def measure(head: Head, table: VerifierDataset, lam: float | None = None) -> VerifierReport:
+    """Measure AUROC and Brier score (of outcomes drawn from the labels), KL, and for λ (η_TP, η_FP) by threshold."""
+    v, y = head(table.features).numpy(), compute_labels(table, lam).double().numpy()
+    accepted, names, hints = round(float(y.sum())), ("rejected", "accepted"), (LONGER, LONGER)
+    thresholds: list[dict[str, float]] = []
+    if lam is not None:
+        names = "unacceptable", "acceptable"
+        hints = f"{LONGER}, or fit a smaller λ", f"{LONGER}, or fit a larger λ"
+        thresholds = [
+            {"threshold": t, "eta_tp": float((v[y == 1] >= t).mean()), "eta_fp": float((v[y == 0] >= t).mean())}
+            for t in THRESHOLDS
+        ]
+        thresholds = add_intervals(thresholds, {"eta_tp": accepted, "eta_fp": len(y) - accepted})
+    a = v.astype(np.float64)
     return VerifierReport(
-        lam=lam,
         evidence=Evidence(
             auroc=auroc(v, y, table.prompt.numpy()),
             texts=table.prompt.unique().numel(),
             unit="prompt",
-            counts=counts,
-            missing={"unacceptable": f"{LONGER}, or fit a smaller λ", "acceptable": f"{LONGER}, or fit a larger λ"},
+            counts=dict(zip(names, (len(y) - accepted, accepted), strict=True)),
+            missing=dict(zip(names, hints, strict=True)),
         ),
-        brier=float(brier_score_loss(y, v)),
-        acceptable=float(y.mean()),
-        auroc_by_kind=by_kind,
-        thresholds=add_intervals(rates, {"eta_tp": counts["acceptable"], "eta_fp": counts["unacceptable"]}),
+        brier=float((y * (1 - a) ** 2 + (1 - y) * a**2).mean()),
+        thresholds=thresholds,
+        lam=lam,
+        acceptance=float(y.mean()),
+        kl=float((_compute_kl_term(y, a) + _compute_kl_term(1 - y, 1 - a)).mean()),
         scores=v,
         labels=y,
     )
 
 
-def fit_head(table: VerifierDataset, lam: float, settings: HeadFitSettings = DEFAULTS) -> tuple[Head, VerifierReport]:
-    """Fit one head to the labels q ≤ λ·p; see `fit_labels`."""
-    check_number("--lambda", lam, 0.0, MOST_FACTOR)
-    labels = label_acceptable(table.p, table.q, lam).float()
-    loss = f"binary cross entropy, Adam, learning rate {settings.learning_rate:g}, early stopping"
-    loss += ", both labels weighted equally, intercept moved back" if settings.balance else ""
-    prefixes = "original, draft-only, target-only and interleaved, weighted equally"
-    return fit_labels(
-        table,
-        settings,
-        labels,
-        lambda train: (labels, *_compute_weights(table, labels, train, settings.balance)),
-        lambda head, test: measure(head, test, lam),
-        make_config(table, settings, "sprinter", f"q(x) ≤ {lam:g}·p(x)", lam),
-        {"prefixes": prefixes, "loss": loss},
-    )
+def _compute_kl_term(y: np.ndarray, a: np.ndarray) -> np.ndarray:
+    """Return y·log(y/a), and 0 where y is 0."""
+    return np.where(y > 0, y * np.log(np.where(y > 0, y, 1.0) / a.clip(1e-12)), 0.0)
+
+
+def fit_head(
+    table: VerifierDataset, lam: float | None, settings: HeadFitSettings = DEFAULTS, weight: float = WEIGHT
+) -> tuple[Head, VerifierReport]:
+    """Fit one head to SPRINTER's labels for λ, or to SpecDec++'s if it is None; see `fit_labels`.
+
+    `weight`: of a rejection in SpecDec++'s loss, w in −[y·log a + w·(1 − y)·log(1 − a)]. This loss is smallest where odds are w times too low. The
+    intercept is moved back by log w, which the paper does not do, so that a is an acceptance probability and a stop's h is one as documented.
+    """
+    y = compute_labels(table, lam)
+    total = y + weight * (1 - y)  # a record of weight `total` and label y/`total` yields the two terms of the loss
+    if lam is None:
+        check_number("--weight", weight, 1e-3, 1e3)
+        config = make_config(table, settings, "specdec", "min(1, p(x)/q(x))")
+        prefixes = f"the draft's text with {table.facts['settings']['mix']:.0%} of its tokens replaced by the target's"
+        details = f"soft labels, a refusal weighs {weight:g}, intercept moved back"
+    else:
+        config = make_config(table, settings, "sprinter", f"q(x) ≤ {lam:g}·p(x)", lam)
+        prefixes = "original, draft-only, target-only and interleaved, weighted equally"
+        details = "both labels weighted equally, intercept moved back" if settings.balance else "hard labels"
+
+    def weigh(train: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, float]:
+        if lam is None:
+            return y / total, total / total[train].mean(), float(np.log(weight))
+        return y, *_compute_weights(table, y, train, settings.balance)
+
+    loss = f"binary cross entropy, {details}; Adam, learning rate {settings.learning_rate:g}, early stopping"
+    measured = {"prefixes": prefixes, "loss": loss}
+    return fit_labels(table, settings, y, weigh, lambda head, test: measure(head, test, lam), config, measured)
 
 
 def _compute_weights(
@@ -140,3 +157,15 @@ def fit_sprinter(
     bins = bin_probabilities(report.scores, report.labels)
     write_fitted(head, out, {"roc.png": draw_roc(curves), "reliability.png": draw_reliability(bins)})
     return head, [r for _, r in fitted]
+
+
+def fit_specdec(
+    data: str | Path, out: str | Path, settings: HeadFitSettings = SPECDEC, weight: float = WEIGHT
+) -> tuple[Head, VerifierReport]:
+    """Fit a head to the dataset `data` and write it to the folder `out`. For `weight` see `fit_head`. Raises: `ValueError`, one line."""
+    table = open_collected(data, out, "specdec", "token")
+    head, report = fit_head(table, None, settings, weight)
+    bins = bin_probabilities(report.scores, report.labels)
+    figure = draw_reliability(bins, "acceptance rate", "Reliability of the acceptance head")
+    write_fitted(head, out, {"reliability.png": figure})
+    return head, report

@@ -23,8 +23,7 @@ from ...training.jobs import describe_run
 from ...training.processes import Processes
 from ...training.run_folder import RunFolder
 from .acceptance_table import CELLS, build_table, predict_speed, split_samples
-from .collect_samples import STARTED, collect
-from .profiled_runner import ObserveOnlyFilter, ProfileSettings
+from .collect_samples import STARTED, ObserveOnlyFilter, Profiled, ProfileSettings, collect
 from .round_costs import measure_latency
 
 
@@ -63,7 +62,8 @@ def profile(
     models = dict(zip(MODELS, (target, draft, companion), strict=True))
     facts = describe_run(settings.to_dict(), models, tokenizer, texts, source)
     with RunFolder.opened(out, STARTED, facts, resume=resume, processes=processes) as run:
-        samples = collect(target, draft, companion, tokenizer, texts, settings, run)
+        profiled = Profiled(target, draft, companion, tokenizer, texts, settings)
+        samples = collect(profiled, run)
         if len(samples.x) < FEWEST:
             processes.wait()
             processes.on_first(run.clear)
@@ -75,7 +75,7 @@ def profile(
         if not processes.first:  # one process measures seconds while the others wait
             processes.wait()
             return Profile.from_pretrained(out)
-        latency = measure_latency(target, draft, companion, tokenizer, texts, settings, bins)
+        latency = measure_latency(profiled, bins)
         pays = [predict_speed(bins, latency, held_out, int(b), gamma, settings.seed) for b in latency.batches]
         measured = Profile(
             bins=bins,

@@ -4,16 +4,16 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import lazy_loader
 import numpy as np
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from ...artifacts.identity import ModelIdentity
 from ...artifacts.profile_tables import Bins, Latency
 from ...artifacts.sv_profile import Profile
-from ...drafters.hidden_state import DraftModel
 from ...engine.call import Call
 from ...filters.base import VerifyFilter
 from ...filters.goodput import choose
@@ -23,7 +23,7 @@ from ...round import Draft, Selection, Verified
 from ...rules.acceptance import RandomSource
 from ...stops.constant import Constant
 from ...terminal import Bar
-from .profiled_runner import InstrumentedRunner, ProfileSettings, run
+from .collect_samples import Profiled
 
 
 scipy = lazy_loader.load("scipy")  # of the extra `train`, and slow to import
@@ -66,7 +66,7 @@ class Stopwatch:
 
     def __init__(self, batch: int, gamma: int, levels: Sequence[int]):
         self.shape, self.levels = (batch, gamma), levels
-        self.found: defaultdict[tuple[int, bool], list[tuple[float, float]]] = defaultdict(list)
+        self.seconds: defaultdict[tuple[int, bool], list[tuple[float, float]]] = defaultdict(list)
         self.last: tuple[float, float] | None = None  # end of the previous round, and drafting until then
 
     def __call__(self, call: Call, verified: Verified) -> None:
@@ -76,15 +76,30 @@ class Stopwatch:
         if self.last is not None and whole:
             spent = drafting - self.last[1]
             observed = verified.selection.companion is not None
-            self.found[int(verified.sent.sum()), observed].append((now - self.last[0] - spent, spent))
+            self.seconds[int(verified.sent.sum()), observed].append((now - self.last[0] - spent, spent))
         self.last = time.perf_counter(), drafting
 
     def count(self) -> int:
-        return sum(map(len, self.found.values()))
+        return sum(map(len, self.seconds.values()))
 
     def fewest(self) -> int:
         """Return the number of rounds of the rarest kind."""
-        return min(len(self.found[m, observed]) for m in self.levels for observed in (False, True))
+        return min(len(self.seconds[m, observed]) for m in self.levels for observed in (False, True))
+
+    def summarise(self) -> dict[str, Any]:
+        """Return this batch size's entries of `Latency`."""
+        plain, also = ([np.array(self.seconds[m, seen])[:, 0] for m in self.levels] for seen in (False, True))
+        medians = [float(np.median(values)) for values in plain]
+        spread = [np.subtract(*np.percentile(x, (75, 25))) / 2 / m for x, m in zip(plain, medians, strict=True)]
+        slower = np.median([np.median(x) - m for x, m in zip(also, medians, strict=True)])
+        drafting = np.median([spent for pairs in self.seconds.values() for _, spent in pairs])
+        return {
+            "tokens": self.levels,
+            "seconds": fit_convex(self.levels, medians),
+            "step": drafting / self.shape[1],
+            "companion": max(slower, 0.0),
+            "noise": np.median(spread),
+        }
 
 
 def fit_convex(tokens: Sequence[int], seconds: Sequence[float]) -> np.ndarray:
@@ -98,22 +113,15 @@ def fit_convex(tokens: Sequence[int], seconds: Sequence[float]) -> np.ndarray:
     return basis @ scipy.optimize.nnls(basis, np.array(seconds))[0]
 
 
-def measure_latency(
-    target: PreTrainedModel,
-    draft: DraftModel,
-    companion: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    texts: Sequence[str],
-    settings: ProfileSettings,
-    bins: Bins,
-) -> Latency:
+def measure_latency(profiled: Profiled, bins: Bins) -> Latency:
     """Measure seconds of rounds at each batch size, on prompts of the profile: the convex fit of the medians at each level.
 
     A round with the companion includes the filter's work with the cells of `bins`, exact correction included. The companion reads along in every
     round of a call or in none, since it would otherwise have to catch up.
     """
+    settings, texts = profiled.settings, profiled.texts
     gamma, random = settings.gamma[-1], np.random.default_rng(settings.seed)
-    timed = SVFilter(_make_unmeasured(target, draft, companion, bins, gamma), companion, fallback=False)
+    timed = SVFilter(_make_unmeasured(profiled, bins), profiled.companion, fallback=False)
     columns: defaultdict[str, list] = defaultdict(list)
     count = min(LEVELS, settings.batches[0] * gamma + 1)  # the same for all batch sizes
     with Bar(len(settings.batches), "timing rounds", "batch sizes") as bar:
@@ -126,27 +134,17 @@ def measure_latency(
                 before, first = watch.count(), first + batch
                 for model in both:
                     watch.last = None  # a call's first round includes its prompt
-                    policy = LossyPolicy(stop=Constant(gamma), filter=model)
-                    run(target, tokenizer, chosen, InstrumentedRunner(policy, draft, watch), settings, ends=False)
+                    profiled.run(chosen, LossyPolicy(stop=Constant(gamma), filter=model), watch, ends=False)
                 assert watch.count() > before, "a call has a second round of γ tokens a row"
                 bar.to(done + min(watch.fewest() / settings.rounds, 1.0))
-            plain, also = ([np.array(watch.found[m, observed])[:, 0] for m in levels] for observed in (False, True))
-            medians = [float(np.median(values)) for values in plain]
-            columns["tokens"].append(levels)
-            columns["seconds"].append(fit_convex(levels, medians))
-            columns["step"].append(np.median([spent for pairs in watch.found.values() for _, spent in pairs]) / gamma)
-            columns["companion"].append(
-                max(np.median([np.median(x) - m for x, m in zip(also, medians, strict=True)]), 0.0)
-            )
-            spread = [np.subtract(*np.percentile(x, (75, 25))) / 2 / m for x, m in zip(plain, medians, strict=True)]
-            columns["noise"].append(np.median(spread))
+            for name, value in watch.summarise().items():
+                columns[name].append(value)
     return Latency(np.array(settings.batches), **{name: np.array(values) for name, values in columns.items()})
 
 
-def _make_unmeasured(
-    target: PreTrainedModel, draft: DraftModel, companion: PreTrainedModel, bins: Bins, gamma: int
-) -> Profile:
+def _make_unmeasured(profiled: Profiled, bins: Bins) -> Profile:
     """Return a profile with these cells but no measured seconds: each round counts as one second."""
+    gamma = profiled.settings.gamma[-1]
     flat = Latency(np.array([1]), np.array([[0, gamma]]), np.ones((1, 2)), *np.zeros((3, 1)))
-    identify = ModelIdentity.of
-    return Profile(bins, flat, gamma, np.ones(1), identify(target), identify(draft), identify(companion), "", {}, "")
+    target, draft, companion = map(ModelIdentity.of, profiled[:3])
+    return Profile(bins, flat, gamma, np.ones(1), target, draft, companion, "", {}, "")

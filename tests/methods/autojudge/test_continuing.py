@@ -3,7 +3,6 @@ Gumbel-max."""
 
 import random
 import re
-from collections import deque
 from functools import cache
 from typing import Any
 
@@ -23,15 +22,15 @@ from transformers.generation import SuppressTokensLogitsProcessor
 
 from hf_lossy_assist import demo
 from hf_lossy_assist.methods.autojudge import draft_predictions
-from hf_lossy_assist.methods.autojudge.draft_predictions import DraftPredictions
-from hf_lossy_assist.methods.autojudge.generation_backend import (
+from hf_lossy_assist.methods.autojudge.draft_predictions import (
     Decoding,
+    DraftPredictions,
     GumbelNoise,
-    LocalBackend,
     Sampler,
     prepare_decoding,
 )
-from hf_lossy_assist.methods.autojudge.mining_loop import make_end_test
+from hf_lossy_assist.methods.autojudge.mine import MiningLoop, make_end_test
+from hf_lossy_assist.methods.autojudge.search import Continue, Mined
 from hf_lossy_assist.tasks.math import GSM8K
 
 
@@ -55,20 +54,20 @@ def alone(model: Any, text: list[int], budget: int, **settings: Any) -> list[int
     return tiny.greedy(model, inputs, max_new_tokens=budget, **settings)[0, len(text) :].tolist()
 
 
-def write(model: Any, jobs: list[tuple[list[int], list[int], int]], rows: int = 3) -> tuple[list[list[int]], Any]:
-    """The continuations of (prompt, prefix, budget) and the backend that wrote them, begun at different times."""
+def write(model: Any, jobs: list[tuple[list[int], list[int], int]], rows: int = 3) -> list[list[int]]:
+    """The continuations of (prompt, prefix, budget) by the loop of a mine, `rows` of them at a time."""
     over = make_end_test(None, prepare_decoding(model, 30, {"do_sample": False}).ends)
-    backend = LocalBackend(model, small.near(model, 0.3), rows, 120, over)
-    waiting, out = deque(enumerate(jobs)), dict[int, list[int]]()
-    while waiting or backend.busy:
-        if waiting:
-            number, job = waiting.popleft()
-            backend.start(number, *job)
-        assert backend.busy
-        for number, new, retokenised in backend.step():
-            out[number] = new
-            assert not retokenised
-    return [out[number] for number in range(len(jobs))], backend
+
+    def search(mined: Mined, prefix: list[int], budget: int) -> Any:
+        mined.response = yield Continue(prefix, budget)
+        return mined
+
+    mined = [Mined(index, "", prompt, [], [], None) for index, (prompt, _, _) in enumerate(jobs)]
+    searches = ((one, search(one, prefix, budget)) for one, (_, prefix, budget) in zip(mined, jobs, strict=True))
+    loop = MiningLoop(model, small.near(model, 0.3), rows, 120, over)
+    assert sorted(one.problem for one in loop.run(searches)) == list(range(len(jobs)))
+    assert [one.continuations for one in mined] == [1] * len(jobs)
+    return [one.response for one in mined]
 
 
 HYBRIDS = ["qwen3_5_text", "falcon_h1", "nemotron_h", "lfm2"]
@@ -86,7 +85,7 @@ def test_continuations_are_those_of_generate(name):
         prompt, old = words(size), words(12)
         for prefix in ([], old, old[:-1], old[:5], old[:5] + words(1), old + words(4)):
             jobs.append((prompt, prefix, rng.randrange(1, 30)))
-    found, _ = write(model, jobs)
+    found = write(model, jobs)
     for (prompt, prefix, budget), new in zip(jobs, found, strict=True):
         assert new == alone(model, prompt + prefix, budget)
     if name in ("qwen2", "gpt2"):
@@ -119,7 +118,7 @@ def test_the_models_generation_config_counts(change):
         refused(lambda: prepare_decoding(model, 12, {}), "sets a MinLengthLogitsProcessor")
         return
     prompts = [tiny.prompts((n,), seed=n)["input_ids"][0].tolist() for n in (4, 9, 7)]
-    found, _ = write(model, [(prompt, [], 12) for prompt in prompts])
+    found = write(model, [(prompt, [], 12) for prompt in prompts])
     assert found == [alone(model, prompt, 12) for prompt in prompts]
 
 

@@ -1,5 +1,5 @@
 """mine, fit autojudge and generate with a judge, from the command line as a user types them, with real servers on loopback for a
-target, a judge model and the Hub; and that what users can mend is one line and exit code 2."""
+judge model and the Hub; and that what users can mend is one line and exit code 2."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,6 @@ import pytest
 from datasets import load_from_disk
 from support.commands import DEMO
 from support.hub_server import card_problems
-from support.openai_server import OpenAIServer, demo_completions
 
 from hf_lossy_assist import AutoJudge, Head, LossyPolicy, demo
 from hf_lossy_assist.methods.autojudge.dataset import RECORD
@@ -76,27 +75,6 @@ def test_mine_fit_generate_push_pull(hf_lossy, hub, mined, tmp_path):
     assert LossyPolicy.from_pretrained("org/judge") == AutoJudge(Head.from_pretrained("org/judge"))
 
 
-@pytest.mark.nightly
-def test_mine_with_a_served_target(hf_lossy, mined, tmp_path):
-    models = demo.load()
-    with OpenAIServer(complete=demo_completions(models.target, models.tokenizer)) as server:
-        done = hf_lossy(
-            "mine", "--task", "demo", "--limit", 4, "--target-url", server.url, "--target-model", "target", "--out", tmp_path / "m"
-        )  # fmt: skip
-        assert done.code == 0, done.err
-        unknown = hf_lossy(
-            "mine", "--task", "demo", "--limit", 4, "--target-url", server.url, "--target-model", "other", "--out", tmp_path / "n"
-        )  # fmt: skip
-        assert "other" in unknown.line and server.url in unknown.line
-    here = [row for row in load_from_disk(str(mined)).to_list() if row["problem"] < 4]
-    assert load_from_disk(str(tmp_path / "m")).to_list() == here
-    away = hf_lossy(
-        "mine", "--task", "demo", "--limit", 4, "--target-url", server.url, "--target-model", "target", "--out", tmp_path / "n",
-        "--timeout", 2,
-    )  # fmt: skip
-    assert server.url in away.line and not list(tmp_path.glob("n*"))
-
-
 @pytest.mark.full
 def test_wrong_uses(hf_lossy, mined, tmp_path):
     out = ("--out", tmp_path / "x")
@@ -111,16 +89,11 @@ def test_wrong_uses(hf_lossy, mined, tmp_path):
         (("--task", "gsm8k", "--data", file, *DEMO, "--allow-code-execution"), "runs no programs"),
         (("--task", "demo", *DEMO), "demo models"),
         (("--model", "m"), "expected both"),
-        (("--target-url", "http://127.0.0.1:9/v1"), "--target-model"),
-        (("--target-url", "http://127.0.0.1:9/v1", "--target-model", "m", "--model", "m"), "leave --model"),
-        (("--max-new-tokens", 400), "positions of the target"),
+        (("--drafter", "demo"), "needs a draft model"),
+        (("--max-new-tokens", 400), "positions: choose fewer new tokens"),
         (("--do-sample", "--temperature", 0), "temperature"),
         (("--temperature", 2), "--do-sample"),
         (("--top-k", 2), "--do-sample"),
-        (
-            ("--task", "gsm8k", "--data", file, "--target-url", "http://127.0.0.1:9/v1", "--target-model", "m"),
-            "--assistant",
-        ),
     ):
         line = hf_lossy("mine", *arguments, *out).line
         assert words in line, line

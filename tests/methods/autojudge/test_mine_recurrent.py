@@ -9,8 +9,7 @@ from support import hybrids, small
 import hf_lossy_assist as hla
 from hf_lossy_assist.methods.autojudge.classifiers import JudgeSettings
 from hf_lossy_assist.methods.autojudge.fit import fit_autojudge
-from hf_lossy_assist.methods.autojudge.mine import mine
-from hf_lossy_assist.methods.autojudge.mining_loop import MineSettings, mine_problems
+from hf_lossy_assist.methods.autojudge.mine import MineSettings, mine, mine_problems
 from hf_lossy_assist.tasks.load import DemoTask
 
 

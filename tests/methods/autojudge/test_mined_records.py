@@ -46,13 +46,14 @@ def test_a_set_that_is_small_because_it_was_cut_off_says_so(tmp_path):
 def test_other_weights_of_the_same_name_and_sizes_are_refused(tmp_path, role):
     line = refusal(changed(tmp_path, **{f"{role}_weights": "0" * 64}))
     assert (
-        f"the dataset was mined with other weights of the {role} demo-{role}, under the same sizes: use the same, or mine again"
+        f"the dataset was made with other weights of the {role} demo-{role}, under the same sizes: use the same, or make it again"
         in line
     )
 
 
 def test_a_record_without_weights_is_of_an_older_version(tmp_path):
-    assert "at least 8 are needed" in refusal(changed(tmp_path, target_weights=None, draft_weights=None))
+    older = {f"{role}_{what}": None for role in ("target", "draft") for what in ("weights", "dtype")}
+    assert "at least 8 are needed" in refusal(changed(tmp_path, **older))
 
 
 @pytest.mark.parametrize("column", ["prompt_ids", "response_ids", "target_token", "draft_token"])

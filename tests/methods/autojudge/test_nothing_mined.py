@@ -27,20 +27,20 @@ def test_responses_that_were_cut_are_counted_apart():
     [
         (
             {"problems_without_answer": 4, "cut_without_answer": 4},
-            "4 of 4 problems were not searched: the target's response has no answer, and 4 were cut short: raise --max-new-tokens",
+            "4 of 4 problems were not searched: the target's response has no answer that the task finds, 4 were cut short: raise --max-new-tokens",
         ),
         (
             {"problems_without_answer": 4, "cut_without_answer": 0},
-            "4 of 4 problems were not searched: the target's response has no answer that the task finds, and none was cut: ask for its form "
+            "4 of 4 problems were not searched: the target's response has no answer that the task finds, 0 were cut short: ask for its form "
             "in the prompts (--chat, --shots)",
         ),
         (
             {"problems_without_answer": 1, "cut_without_answer": 1},
-            "1 of 4 problems were not searched: the target's response has no answer, and 1 were cut short: raise --max-new-tokens",
+            "1 of 4 problems were not searched: the target's response has no answer that the task finds, 1 were cut short: raise --max-new-tokens",
         ),
         (
             {"problems_without_answer": 1, "cut_without_answer": 1, "cut_by_seconds": 2},
-            "1 of 4 problems were not searched: the target's response has no answer, and 1 were cut short: raise --max-new-tokens; 2 of 4 "
+            "1 of 4 problems were not searched: the target's response has no answer that the task finds, 1 were cut short: raise --max-new-tokens; 2 of 4 "
             "problems were cut off at --max-seconds: raise it",
         ),
         (
@@ -58,7 +58,7 @@ def test_the_cause_of_an_empty_dataset(found, says):
 
 
 CASES = {
-    "no answer": (("--max-new-tokens", 4), "2 of 2 problems were not searched: the target's response has no answer, and 2 were cut short: raise --max-new-tokens"),
+    "no answer": (("--max-new-tokens", 4), "2 of 2 problems were not searched: the target's response has no answer that the task finds, 2 were cut short: raise --max-new-tokens"),
     "no time": (("--max-seconds", 1e-9), "2 of 2 problems were cut off at --max-seconds: raise it"),
 }  # fmt: skip
 

@@ -137,28 +137,6 @@ def test_caps_are_named():
     assert Script({(): [1, END]}, [[1, END]]).run(late=lambda: True).cut is None, "there was nothing to cut"
 
 
-def test_naive_keeps_nothing():
-    script = Script({(): [1, 2, 3, END], (4,): [13, END], (1, 5): [9, END], (1, 2, 33): [END]}, [[4, 5, 33, END]])
-    mined = script.run(naive=True, against_running=True)
-    assert [m.important for m in mined.mismatches] == [False, True, False]
-    assert mined.response == mined.target_response == [1, 2, 3, END]
-    assert {reference for reference, _ in script.compared} == {"3"}
-
-
-def test_the_running_answer():
-    says = {(): [1, 2, 3, END], (4,): [5, 4, END], (4, 6): [5, END], (4, 6, 7): [END]}
-    choices = [[4, 2, 3, END], [6, 4, END], [7, END], [END]]
-    near: Callable[[str, str], bool] = lambda a, b: abs(int(a) - int(b)) <= 1  # noqa: E731
-    running = Script(says, choices, {(4, 6, 7, END): "6"}).run(same=near, against_running=True)
-    assert [(m.position, m.answer, m.important) for m in running.mismatches] == [
-        (0, "4", False), (1, "5", False), (2, "6", False),
-    ]  # fmt: skip
-    assert running.target_answer == "3" and running.response == [4, 6, 7, END]
-    fixed = Script({k: v for k, v in says.items() if len(k) < 3}, choices[:2]).run(same=near)
-    assert [m.important for m in fixed.mismatches] == [False, True], "5 is near 4, but not near the target's own 3"
-    assert fixed.response == [4, 5, 4, END]
-
-
 # -- against a transcription of the paper -----------------------------------------------------------------------------
 
 TOP, WORDS = 9, 4

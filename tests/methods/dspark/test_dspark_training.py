@@ -9,16 +9,12 @@ from support.refusals import refused
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.drafters.networks.base import HiddenStateModel
-from hf_lossy_assist.methods.eagle3 import dspark_fit as module
-from hf_lossy_assist.methods.eagle3.collect import TextDataset, TextSettings, collect
-from hf_lossy_assist.methods.eagle3.dspark_fit import (
-    DSPARK,
-    DSparkFitSettings,
-    fit_dspark,
-    make_network,
-    unroll_blocks,
-)
-from hf_lossy_assist.methods.eagle3.fit import measure, split_texts
+from hf_lossy_assist.methods.drafter_settings import DSparkFitSettings
+from hf_lossy_assist.methods.eagle3 import unrolled_loss as module
+from hf_lossy_assist.methods.eagle3.collect import TextDataset, TextSettings, collect_texts
+from hf_lossy_assist.methods.eagle3.fit import DSPARK, fit_drafter, measure, split_texts
+from hf_lossy_assist.methods.eagle3.initialise import make_dspark_network
+from hf_lossy_assist.methods.eagle3.unrolled_loss import unroll_blocks
 
 
 PROMPTS = [f"w{3 + i} w{7 + i % 5} w{11 + 2 * i}" for i in range(20)]
@@ -35,7 +31,7 @@ def target():
 @pytest.fixture(scope="module")
 def data(target, tmp_path_factory):
     settings = TextSettings(new_tokens=16, layers=(0, 1, 2), batch_size=20)
-    return collect(target, small.tokenizer(), PROMPTS, tmp_path_factory.mktemp("dspark") / "texts", settings)
+    return collect_texts(target, small.tokenizer(), PROMPTS, tmp_path_factory.mktemp("dspark") / "texts", settings)
 
 
 @torch.no_grad()
@@ -44,7 +40,7 @@ def test_blocks_in_training_are_those_that_are_drafted(target, data, monkeypatch
     """At every place, in parts of few blocks: the same tokens are right, and the loss is that of the same logits and of the confidence."""
     monkeypatch.setattr(module, "BLOCKS", 5)
     texts = TextDataset(data, target, 60)
-    network = make_network(
+    network = make_dspark_network(
         target, texts, DSparkFitSettings(**vars(SHORT) | {"vocabulary": 50, "seed": 3, "markov": markov})
     )
     for weight in network.parameters():  # so that it is sometimes right, and all it reads matters
@@ -83,13 +79,13 @@ def test_blocks_in_training_are_those_that_are_drafted(target, data, monkeypatch
 @pytest.mark.nightly
 def test_it_learns_and_drafts_for_its_target(target, data, tmp_path):
     settings = DSparkFitSettings(**vars(SHORT) | {"epochs": 60, "learning_rate": 3e-3})
-    drafter, report = fit_dspark(target, data, tmp_path / "drafter", settings)
+    drafter, report = fit_drafter(target, data, tmp_path / "drafter", settings)
     texts = TextDataset(data, target, 60)
     train, test = split_texts(texts, settings)
     embedding = target.get_input_embeddings()
     untrained, trained = (
         measure(network, embedding, texts, train, settings, DSPARK).acceptance[0].value
-        for network in (make_network(target, texts, settings).eval(), drafter.network)
+        for network in (make_dspark_network(target, texts, settings).eval(), drafter.network)
     )
     assert trained > untrained + 0.3 and report.texts == len(test)
     loaded = hla.load_drafter(tmp_path / "drafter")

@@ -11,8 +11,8 @@ from support.refusals import refused
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.drafters.networks.base import HiddenStateModel
-from hf_lossy_assist.methods.eagle3.collect import TextDataset, TextSettings, answer, collect
-from hf_lossy_assist.methods.eagle3.fit import fit_eagle3, measure, split_texts
+from hf_lossy_assist.methods.eagle3.collect import TextDataset, TextSettings, answer, collect_texts
+from hf_lossy_assist.methods.eagle3.fit import fit_drafter, measure, split_texts
 from hf_lossy_assist.methods.eagle3.initialise import DrafterFitSettings, make_network
 from hf_lossy_assist.methods.eagle3.unrolled_loss import ChainStep, count_accepted, count_calls, unroll
 from hf_lossy_assist.models.packed_linears import quantised
@@ -32,7 +32,7 @@ def target():
 
 @pytest.fixture(scope="module")
 def data(target, tmp_path_factory):
-    return collect(target, small.tokenizer(), PROMPTS, tmp_path_factory.mktemp("eagle3") / "texts", SETTINGS)
+    return collect_texts(target, small.tokenizer(), PROMPTS, tmp_path_factory.mktemp("eagle3") / "texts", SETTINGS)
 
 
 def test_texts_are_the_targets(target, data):
@@ -116,7 +116,7 @@ def test_states_begin_as_those_of_the_last_layer_that_is_read(target, data):
 @pytest.mark.nightly
 def test_it_learns_and_drafts_for_its_target(target, data, tmp_path):
     settings = DrafterFitSettings(**vars(SHORT) | {"epochs": 60, "learning_rate": 3e-3})
-    drafter, report = fit_eagle3(target, data, tmp_path / "drafter", settings)
+    drafter, report = fit_drafter(target, data, tmp_path / "drafter", settings)
     texts = TextDataset(data, target, 60)
     before = make_network(target, texts, settings).eval()
     train, test = split_texts(texts, settings)
@@ -144,7 +144,7 @@ def test_the_calls_in_the_figures_are_those_of_generate(target, data, tmp_path, 
     settings = DrafterFitSettings(
         **vars(SHORT) | {"epochs": 20, "learning_rate": 3e-3, "steps": steps, "held_out": 0.4}
     )
-    drafter, report = fit_eagle3(target, data, tmp_path / "drafter", settings)
+    drafter, report = fit_drafter(target, data, tmp_path / "drafter", settings)
     texts = TextDataset(data, target, 60)
     test = split_texts(texts, settings)[1]
     prompts = [texts.ids[number][: texts.prompts[number]].tolist() for number in test]
@@ -179,7 +179,7 @@ class Killed(Exception):
 @pytest.mark.nightly
 @pytest.mark.parametrize("steps", [3, 5])
 def test_a_killed_run_goes_on_to_the_same_weights(target, data, tmp_path, monkeypatch, steps):
-    fit_eagle3(target, data, tmp_path / "whole", SHORT)
+    fit_drafter(target, data, tmp_path / "whole", SHORT)
     original = torch.optim.AdamW.step
     seen = []
 
@@ -192,14 +192,14 @@ def test_a_killed_run_goes_on_to_the_same_weights(target, data, tmp_path, monkey
     with monkeypatch.context() as patch:
         patch.setattr(torch.optim.AdamW, "step", killed)
         with pytest.raises(Killed):
-            fit_eagle3(target, data, tmp_path / "again", SHORT)
+            fit_drafter(target, data, tmp_path / "again", SHORT)
     assert not (tmp_path / "again").exists()
-    refused(lambda: fit_eagle3(target, data, tmp_path / "again", SHORT), "unfinished run: pass --resume")
+    refused(lambda: fit_drafter(target, data, tmp_path / "again", SHORT), "unfinished run: pass --resume")
     with pytest.raises(ValueError, match="made with learning_rate"):
-        fit_eagle3(
+        fit_drafter(
             target, data, tmp_path / "again", DrafterFitSettings(**vars(SHORT) | {"learning_rate": 1e-4}), resume=True
         )
-    fit_eagle3(target, data, tmp_path / "again", SHORT, resume=True)
+    fit_drafter(target, data, tmp_path / "again", SHORT, resume=True)
     one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "again"))
     assert one.keys() == other.keys() and all(one[name].equal(other[name]) for name in one)
     assert not (tmp_path / "again.partial").exists()
@@ -214,8 +214,8 @@ def test_a_killed_collection_goes_on_to_the_same_files(target, data, tmp_path, m
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr("hf_lossy_assist.methods.eagle3.collect.answer", killed)
-        collect(target, small.tokenizer(), PROMPTS, tmp_path / "texts", SETTINGS)
-    out = collect(target, small.tokenizer(), PROMPTS, tmp_path / "texts", SETTINGS, resume=True)
+        collect_texts(target, small.tokenizer(), PROMPTS, tmp_path / "texts", SETTINGS)
+    out = collect_texts(target, small.tokenizer(), PROMPTS, tmp_path / "texts", SETTINGS, resume=True)
     files = [{file.name: file.read_bytes() for file in folder.iterdir()} for folder in (data, out)]
     assert files[0] == files[1] and len(files[0]) > 2
 
@@ -223,19 +223,19 @@ def test_a_killed_collection_goes_on_to_the_same_files(target, data, tmp_path, m
 def test_what_cannot_be_trained_on(target, data, tmp_path):
     def refusal(data=data, target=target, **settings):
         with pytest.raises(ValueError) as error:
-            fit_eagle3(target, data, tmp_path / "out", DrafterFitSettings(**vars(SHORT) | settings))
+            fit_drafter(target, data, tmp_path / "out", DrafterFitSettings(**vars(SHORT) | settings))
         assert "\n" not in str(error.value) and not (tmp_path / "out").exists()
         return str(error.value)
 
     assert "is no dataset of hf-lossy collect --for eagle3" in refusal(tmp_path)
-    assert "was collected with the target" in refusal(target=small.llama(layers=2))
-    few = collect(target, small.tokenizer(), PROMPTS[:4], tmp_path / "few", SETTINGS)
+    assert "was made for the target" in refusal(target=small.llama(layers=2))
+    few = collect_texts(target, small.tokenizer(), PROMPTS[:4], tmp_path / "few", SETTINGS)
     assert "4 of 4 texts have a token of their answer among the first 1024; at least 8" in refusal(few)
     shard = few / "00000.safetensors"
     shard.write_bytes(shard.read_bytes()[:-1])
     assert "00000.safetensors cannot be read" in refusal(few)
     with pytest.raises(ValueError, match="layer 9 is asked for"):
-        collect(target, small.tokenizer(), PROMPTS, tmp_path / "deep", TextSettings(layers=(0, 9)))
+        collect_texts(target, small.tokenizer(), PROMPTS, tmp_path / "deep", TextSettings(layers=(0, 9)))
     assert not (tmp_path / "deep.partial").exists()
 
 
@@ -245,8 +245,8 @@ def test_what_cannot_be_trained_on(target, data, tmp_path):
 def test_a_target_in_half_precision(target, tmp_path, dtype):
     """The network is trained in float32 all the same."""
     half = copy.deepcopy(target).to(dtype)
-    data = collect(half, small.tokenizer(), PROMPTS, tmp_path / "texts", SETTINGS)
-    drafter, report = fit_eagle3(half, data, tmp_path / "drafter", SHORT)
+    data = collect_texts(half, small.tokenizer(), PROMPTS, tmp_path / "texts", SETTINGS)
+    drafter, report = fit_drafter(half, data, tmp_path / "drafter", SHORT)
     assert drafter.dtype == torch.float32 and report.acceptance[0].value > 0
     out = hla.enable(half).generate(
         torch.tensor([[3, 7, 11]]),
@@ -262,9 +262,9 @@ def test_a_target_with_other_weights(target, data, tmp_path):
     other = copy.deepcopy(target)
     with torch.no_grad():
         other.lm_head.weight.add_(0.1)
-    refused(lambda: fit_eagle3(other, data, tmp_path / "out", SHORT), "was collected with other weights of the target")
-    with pytest.warns(UserWarning, match="was collected in 'float32' and the target here computes in 'bfloat16'"):
-        fit_eagle3(copy.deepcopy(target).to(torch.bfloat16), data, tmp_path / "half", SHORT)
+    refused(lambda: fit_drafter(other, data, tmp_path / "out", SHORT), "was made with other weights of the target")
+    with pytest.warns(UserWarning, match="was made in 'float32' and the target here computes in 'bfloat16'"):
+        fit_drafter(copy.deepcopy(target).to(torch.bfloat16), data, tmp_path / "half", SHORT)
     facts = json.loads((tmp_path / "half" / "fit.json").read_text())
     assert facts["dtype"] == "bfloat16"
 
@@ -282,7 +282,7 @@ def test_places_that_no_draft_came_to(target, data, tmp_path, monkeypatch):
         return original(network, *args)
 
     monkeypatch.setattr(module, "measure", measure_none_right)
-    _, report = fit_eagle3(target, data, tmp_path / "out", SHORT)
+    _, report = fit_drafter(target, data, tmp_path / "out", SHORT)
     assert report.acceptance[0].value == 0 and report.acceptance[1:] == (None, None)
     facts = json.loads((tmp_path / "out" / "fit.json").read_text(), parse_constant=pytest.fail)
     assert facts["acceptance"][1:] == [None, None]
@@ -290,7 +290,11 @@ def test_places_that_no_draft_came_to(target, data, tmp_path, monkeypatch):
 
 
 def test_texts_that_end_before_their_answers(target, data, tmp_path):
-    long = collect(target, small.tokenizer(), [f"{prompt} w5 w6" for prompt in PROMPTS], tmp_path / "texts", SETTINGS)
+    long = collect_texts(
+        target, small.tokenizer(), [f"{prompt} w5 w6" for prompt in PROMPTS], tmp_path / "texts", SETTINGS
+    )
     settings = DrafterFitSettings(**vars(SHORT) | {"longest": 4})
-    refused(lambda: fit_eagle3(target, long, tmp_path / "out", settings), "0 of 20 texts have a token of their answer")
+    refused(
+        lambda: fit_drafter(target, long, tmp_path / "out", settings), "0 of 20 texts have a token of their answer"
+    )
     assert not (tmp_path / "out.partial").exists()

@@ -21,9 +21,8 @@ from support.refusals import refused
 from transformers import RwkvConfig, RwkvForCausalLM
 
 import hf_lossy_assist as hla
-from hf_lossy_assist import FeatureSpec, ModelIdentity, demo
-from hf_lossy_assist.methods.sprinter.collect import collect
-from hf_lossy_assist.methods.sprinter.collect_runner import CollectSettings
+from hf_lossy_assist import ModelIdentity, demo
+from hf_lossy_assist.methods.sprinter.collect import CollectSettings, collect
 from hf_lossy_assist.tasks.prompts import PromptText, read_texts
 from hf_lossy_assist.training.verifier_dataset import KINDS, label_acceptable, read_dataset
 
@@ -243,26 +242,13 @@ def test_an_end_token_ends_a_row(tmp_path):
             assert [r["token"] for r in records] == whole[len(ids) :].tolist()
 
 
-def test_another_layer_is_read_on_request(tmp_path):
-    pair, given = tiny_pair(), word_prompts(7)
-    spec = FeatureSpec(layer=1, norm=False)
-    rows = run(tmp_path, pair, given, new_tokens=4, do_sample=False, features=spec)
-    prompt = pair[2](given[0].prompt)["input_ids"]
-    records = rows[0, DRAFT]
-    text = torch.tensor([prompt + [r["token"] for r in records][:-1]])
-    with torch.no_grad():
-        hidden = pair[1](text, output_hidden_states=True).hidden_states[1][0, len(prompt) - 1 :].float()
-    assert torch.allclose(torch.tensor([r["features"] for r in records]), hidden, atol=1e-4)
-
-
 def test_label_and_settings():
     p, q = torch.tensor([0.5, 0.5, 0.5, 0.0, 0.0]), torch.tensor([0.5, 0.625, 0.75, 0.1, 0.0])
     assert label_acceptable(p, q, 1.25).tolist() == [True, True, False, False, True]
     assert label_acceptable(p, q, 1.0).tolist() == [True, False, False, False, True]
     for wrong in (
         {"new_tokens": 0}, {"batch_size": -1}, {"top_k": -1}, {"top_p": 1.5}, {"top_p": 0.0}, {"temperature": 0.0}, {"temperature": -1.0},
-        {"lam": float("nan")}, {"lam": -0.1}, {"features": FeatureSpec(model="target")},
-        {"features": FeatureSpec(position="token")},
+        {"lam": float("nan")}, {"lam": -0.1}, {"mix": 1.5},
     ):  # fmt: skip
         with pytest.raises(ValueError) as error:
             CollectSettings(**wrong)
@@ -387,10 +373,7 @@ def test_models_that_cannot_be_used_are_refused_before_anything_is_written(tmp_p
     refused(lambda: collect(target, draft, tokenizer, word_prompts(4), tmp_path / "data"), "delete pard_token")
     del draft.config.pard_token
     blocks = hla.DFlashDrafter(eagle.dflash_network(target, target_layers=(0, 1)))
-    of_tokens = CollectSettings(features=FeatureSpec(position="token"), mix=0.5)
-    refused(
-        lambda: collect(target, blocks, tokenizer, word_prompts(4), tmp_path / "data", of_tokens), "has none of it"
-    )
+    refused(lambda: collect(target, blocks, tokenizer, word_prompts(4), tmp_path / "data"), "needs a draft model")
     (tmp_path / "there").mkdir()
     refused(lambda: collect(target, draft, tokenizer, word_prompts(4), tmp_path / "there"), "exists")
     assert [p.name for p in tmp_path.iterdir()] == ["there"] and not list((tmp_path / "there").iterdir())

@@ -23,7 +23,7 @@ from hf_lossy_assist.drafters.parallel import LONGEST
 from hf_lossy_assist.drafters.trained import DFlashDrafter
 from hf_lossy_assist.filters.goodput import choose
 from hf_lossy_assist.filters.sv import SVFilter
-from hf_lossy_assist.methods.sv import collect_samples, profiling, round_costs
+from hf_lossy_assist.methods.sv import profiling, round_costs
 from hf_lossy_assist.methods.sv.acceptance_table import (
     PRIOR,
     Samples,
@@ -33,8 +33,7 @@ from hf_lossy_assist.methods.sv.acceptance_table import (
     find_cells,
     predict_speed,
 )
-from hf_lossy_assist.methods.sv.collect_samples import STARTED, collect
-from hf_lossy_assist.methods.sv.profiled_runner import ProfileSettings
+from hf_lossy_assist.methods.sv.collect_samples import STARTED, Profiled, ProfileSettings, collect
 from hf_lossy_assist.methods.sv.profiling import profile
 from hf_lossy_assist.methods.sv.round_costs import LEVELS, fit_convex, measure_latency
 from hf_lossy_assist.training.jobs import continue_prompts
@@ -171,7 +170,7 @@ def collected(models, settings=QUICK, count=6, **others):
     with tempfile.TemporaryDirectory() as part:
         run = RunFolder(Path(part) / "profile", STARTED, {})
         run.part.mkdir()
-        return collect(**given, tokenizer=models.tokenizer, texts=texts(count), settings=settings, run_folder=run)
+        return collect(Profiled(**given, tokenizer=models.tokenizer, texts=texts(count), settings=settings), run)
 
 
 @pytest.fixture(scope="module")
@@ -270,9 +269,7 @@ def test_the_schedule_is_the_best_on_fitted_seconds():
 def test_seconds(models, gamma, batches):
     """Short drafts of few rows have fewer numbers of tokens to time, and all batch sizes get as many of them."""
     settings = ProfileSettings(gamma=gamma, new_tokens=32, batches=batches, rounds=3)
-    table = measure_latency(
-        models.target, models.draft, models.companion, models.tokenizer, texts(3), settings, certain(0.5)[0]
-    )
+    table = measure_latency(Profiled(*models[:4], texts(3), settings), certain(0.5)[0])
     assert table.batches.tolist() == list(batches)
     assert table.tokens.shape == (2, min(LEVELS, batches[0] * gamma[0] + 1))
     assert table.tokens[:, -1].tolist() == [b * gamma[0] for b in batches]
@@ -283,25 +280,23 @@ def test_seconds(models, gamma, batches):
 @pytest.mark.full
 def test_timed_rounds_are_whole(models, monkeypatch):
     """Every timed round verified as many tokens as it is filed under, with the companion in all rounds of a call or in none."""
-    calls, begin, corrected = [], round_costs.run, []
+    calls, begin, corrected = [], Profiled.run, []
     correct = SVFilter._would_verify
     monkeypatch.setattr(SVFilter, "_would_verify", lambda *a: corrected.append(a) or correct(*a))
-    monkeypatch.setattr(round_costs, "run", lambda *a, **k: (calls.append([]), begin(*a, **k))[1])
+    monkeypatch.setattr(Profiled, "run", lambda *a, **k: (calls.append([]), begin(*a, **k))[1])
     watch = round_costs.Stopwatch.__call__
 
     def spy(self, call, verified):
-        before = Counter({kind: len(times) for kind, times in self.found.items()})
+        before = Counter({kind: len(times) for kind, times in self.seconds.items()})
         watch(self, call, verified)
-        [*new] = Counter({kind: len(times) for kind, times in self.found.items()}) - before
+        [*new] = Counter({kind: len(times) for kind, times in self.seconds.items()}) - before
         if verified.draft.gamma:
             observed = verified.selection.companion is not None
             calls[-1].append((observed, int(verified.sent.sum()), verified.drafted.tolist(), new))
 
     monkeypatch.setattr(round_costs.Stopwatch, "__call__", spy)
     settings = ProfileSettings(gamma=(2,), new_tokens=16, batches=(3,), rounds=3)
-    measure_latency(
-        models.target, models.draft, models.companion, models.tokenizer, texts(3), settings, certain(0.5)[0]
-    )
+    measure_latency(Profiled(*models[:4], texts(3), settings), certain(0.5)[0])
     assert {calls[0][0][0], calls[1][0][0]} == {False, True}
     for rounds in calls:
         assert len({observed for observed, *_ in rounds}) == 1 and not rounds[0][3], "the prompt's round was timed"
@@ -317,7 +312,7 @@ def test_timed_rounds_are_whole(models, monkeypatch):
 @pytest.mark.full
 def test_an_interrupted_profile_goes_on(models, plain, monkeypatch, tmp_path):
     """Finished samples are not drawn again, and nothing tells that there was a break; another profile may not go on with it."""
-    out, runs, begin = tmp_path / "profile", [], collect_samples.run
+    out, runs, begin = tmp_path / "profile", [], Profiled.run
 
     def go(settings=QUICK, **others):
         profile(models.target, models.draft, models.companion, models.tokenizer, texts(6), out, settings, **others)
@@ -328,7 +323,7 @@ def test_an_interrupted_profile_goes_on(models, plain, monkeypatch, tmp_path):
             raise KeyboardInterrupt
         begin(*args, **kwargs)
 
-    monkeypatch.setattr(collect_samples, "run", interrupted)
+    monkeypatch.setattr(Profiled, "run", interrupted)
     with pytest.raises(KeyboardInterrupt):
         go()
     part = tmp_path / "profile.partial"
@@ -336,8 +331,7 @@ def test_an_interrupted_profile_goes_on(models, plain, monkeypatch, tmp_path):
     refused(go, "profile.partial holds an unfinished run: pass --resume to go on, or delete it")
     other = dataclasses.replace(QUICK, seed=1)
     refused(lambda: go(other, resume=True), "was made with seed 0, this run has 1")
-    run, words = RunFolder(out, STARTED, {}), models.tokenizer
-    again = collect(models.target, models.draft, models.companion, words, texts(6), QUICK, run)
+    again = collect(Profiled(*models[:4], texts(6), QUICK), RunFolder(out, STARTED, {}))
     assert len(runs) == 3, "a finished batch was sampled again"
     assert all(np.array_equal(value, vars(again)[name]) for name, value in vars(plain).items())
     monkeypatch.setattr(profiling, "FEWEST", 10**6)

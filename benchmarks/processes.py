@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import torch
 import torch.distributed as dist
 from pairs import machine, record
@@ -82,7 +83,7 @@ class NamedWriter:
     def __init__(self, **settings: Any):
         self.writer = hla.ray.Writer(**settings)
 
-    def __call__(self, block: dict[str, Any]) -> Any:
+    def __call__(self, block: pa.Table) -> pa.Table:
         began = time.perf_counter()  # one clock for all processes of a machine
         table = self.writer(block)
         for name, value in (("worker", os.getpid()), ("began", began), ("ended", time.perf_counter())):
@@ -125,6 +126,7 @@ def write(rows: list[dict[str, Any]], workers: int, new_tokens: int, rows_of_blo
         fn_constructor_kwargs=SETTINGS | {"max_new_tokens": new_tokens},
         compute=ray.data.ActorPoolStrategy(size=workers),
         batch_size=rows_of_block,
+        batch_format="pyarrow",
     )
     yield from written.iter_batches(batch_size=None, batch_format="pyarrow")
 
@@ -212,7 +214,7 @@ def survive(args: argparse.Namespace) -> None:
         for name in ("mine", "collect"):
             check_job(cluster, name)
     rows, alone = list_rows(count), hla.ray.Writer(**SETTINGS, max_new_tokens=args.max_new_tokens)
-    same = alone({name: [row[name] for row in rows] for name in rows[0]})["token_ids"].to_pylist()
+    same = alone(pa.Table.from_pylist(rows))["token_ids"].to_pylist()
     assert [texts[n] for n in range(count)] == same, "texts equal one process's"
     print(f"{count} texts equal one process's")
 

@@ -4,9 +4,8 @@ import logging
 import os
 import pickle
 import socket
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -24,30 +23,6 @@ from ..validation import one_line
 
 
 RETRIES = 5  # of a unit whose worker dies: some units may end whatever worker has them
-
-
-@contextmanager
-def connected(address: str) -> Iterator[None]:
-    """Connect to a Ray cluster within the context, or use the connection that exists. Raises: `ValueError`, one line."""
-    if ray.is_initialized():
-        yield
-        return
-    # Otherwise Ray warns of a default of its next release, and of the actors of Ray Data.
-    os.environ.update({"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_BACKEND_LOG_LEVEL": "fatal"} | os.environ)
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    try:
-        if host:  # Ray itself waits for half a minute or more
-            socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except Exception as error:  # other versions, no answer, no address: Ray raises them as plain exceptions, too
-        raise ValueError(
-            f"--ray {address}: no cluster to work on ({one_line(error, 120)}): "
-            "start one with `ray start --head`, or pass --ray local"
-        ) from None
-    try:
-        yield
-    finally:
-        ray.shutdown()
 
 
 class UnitWorker:
@@ -98,9 +73,28 @@ class Workers(Processes):
     num_gpus: float | None = None
     timed: bool = False
 
-    def connected(self) -> AbstractContextManager[None]:
-        """Connect to the cluster within a context, in which all jobs use this connection. Raises: `ValueError`, one line."""
-        return connected(self.address)
+    @contextmanager
+    def connected(self) -> Iterator[None]:
+        """Connect to the cluster within the context, or use the connection that exists. Raises: `ValueError`, one line."""
+        if ray.is_initialized():
+            yield
+            return
+        # Otherwise Ray warns of a default of its next release, and of the actors of Ray Data.
+        os.environ.update({"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_BACKEND_LOG_LEVEL": "fatal"} | os.environ)
+        host, _, port = self.address.removeprefix("ray://").rpartition(":")
+        try:
+            if host:  # Ray itself waits for half a minute or more
+                socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+            ray.init(address=self.address, log_to_driver=False, logging_level=logging.ERROR)
+        except Exception as error:  # other versions, no answer, no address: Ray raises them as plain exceptions, too
+            raise ValueError(
+                f"--ray {self.address}: no cluster to work on ({one_line(error, 120)}): "
+                "start one with `ray start --head`, or pass --ray local"
+            ) from None
+        try:
+            yield
+        finally:
+            ray.shutdown()
 
     def find_machine(self, device: torch.device) -> str:
         """Return the name of the machine of a worker."""
@@ -127,9 +121,7 @@ class Workers(Processes):
             return
         with self.connected(), Bar(len(units), *named) as bar:
             load = self.load or partial(ray.get, ray.put(models))
-            needs, there, blocks = self._needs(), ray.cluster_resources(), -(-len(units) // at_once)
-            if there.get("CPU", 0) < needs["num_cpus"] or there.get("GPU", 0) < needs["num_gpus"]:
-                warnings.warn(f"a worker needs {needs}, which the cluster has not: the job waits", stacklevel=2)
+            blocks = -(-len(units) // at_once)
             machine = self.find_machine(device_of(models[0])) if self.timed else None
             rows = ray.data.from_items([{"unit": unit} for unit in units], override_num_blocks=blocks)
             results = rows.map_batches(
@@ -139,20 +131,15 @@ class Workers(Processes):
                 batch_size=at_once,
                 max_restarts=-1,
                 max_task_retries=RETRIES,
-                **needs,
+                **self._needs(),
             )
-            for row in rows_of(results):
-                if row["unit"] < 0:
-                    raise ValueError(pickle.loads(row["result"]))
-                write(row["unit"], pickle.loads(row["result"]))
-                bar.to(bar.done + 1)
-
-
-def rows_of(dataset: "ray.data.Dataset") -> Iterator[dict[str, Any]]:
-    """Yield the rows as they are finished. Raises: `ValueError`, one line, for Ray's errors."""
-    ray.data.DataContext.get_current().enable_progress_bars = False
-    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # a failure ends in the line below
-    try:
-        yield from dataset.iter_rows()
-    except ray.exceptions.RayError as error:
-        raise ValueError(f"Ray ended the job: {one_line(error, 300)}") from None
+            ray.data.DataContext.get_current().enable_progress_bars = False
+            logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # a failure ends in the line below
+            try:
+                for row in results.iter_rows():
+                    if row["unit"] < 0:
+                        raise ValueError(pickle.loads(row["result"]))
+                    write(row["unit"], pickle.loads(row["result"]))
+                    bar.to(bar.done + 1)
+            except ray.exceptions.RayError as error:
+                raise ValueError(f"Ray ended the job: {one_line(error, 300)}") from None

@@ -10,7 +10,6 @@ from transformers import PreTrainedModel
 
 from ..server.named_drafters import load_pair
 from ..server.row_writer import RowWriter
-from ..server.row_writer import seed_of_row as seed_of_row
 
 
 class Writer:
@@ -20,7 +19,7 @@ class Writer:
     `hints`. The row is returned with `text`, `token_ids`, `finish_reason` ("stop" or "length"), `token_sources`, `speculation` (counts of this text) and
     `error`: a row that cannot be continued has one line there and no text, and does not stop the job.
 
-    Pass `batch_format="pyarrow"`: NumPy's columns cannot have whole numbers beside nulls. A row's random numbers depend on its id alone (any JSON
+    Pass `batch_format="pyarrow"` to `map_batches`. A row's random numbers depend on its id alone (any JSON
     value, by default its prompt), not on its block, its actor or a retry: rows that share it share them. Texts depend
     on their block where what drafts reads other rows (SPRINTER's stop, `joint_goodput`, the drafter `auto`).
     """
@@ -58,15 +57,8 @@ class Writer:
             raise ValueError("load_models is in place of target, draft and policy: pass either")
         self.rows = RowWriter(model, {**arguments, **settings}, seed=seed, chat=chat)
 
-    def __call__(self, batch: Any) -> pa.Table:
-        """Return a block with its rows' texts. `batch`: a `pyarrow.Table`, columns by name or a `DataFrame`. Errors are Arrow's."""
-        if not isinstance(batch, pa.Table):
-            batch = pa.table([_make_array(column) for _, column in batch.items()], names=list(batch))
+    def __call__(self, batch: pa.Table) -> pa.Table:
+        """Return a block with its rows' texts."""
+        if not isinstance(batch, pa.Table):  # NumPy's columns cannot have whole numbers beside nulls
+            raise TypeError('hla.ray.Writer: pass batch_format="pyarrow" to map_batches')
         return self.rows.write_table(batch)
-
-
-def _make_array(column: Any) -> pa.Array:
-    """Return a column of NumPy, pandas or Python as Arrow's. Missing values of pandas are NaN, also among texts."""
-    if hasattr(column, "isna"):
-        column = column.astype(object).where(column.notna(), None).to_list()
-    return pa.array(column if getattr(column, "ndim", 1) == 1 else list(column))

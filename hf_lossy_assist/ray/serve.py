@@ -27,7 +27,6 @@ ROUTER = RequestRouterConfig(
     request_router_class="ray.serve.experimental.consistent_hash_router.ConsistentHashRouter",
     request_router_kwargs={"num_fallback_replicas": 1000},
 )
-REPLICAS = "expected a number from 1, or [least, most]"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,25 +59,19 @@ def app(args: Mapping[str, object] | None = None, /, **settings: object) -> serv
     read = _read(args, settings)
     least, most = (read.replicas, read.replicas) if isinstance(read.replicas, int) else read.replicas
     if not 1 <= least <= most:
-        raise ValueError(f"replicas: {REPLICAS}, got {shown(read.replicas)}")
-    scaled: dict[str, object] = {"num_replicas": least}
-    if least < most:
-        busy = max(1, read.batch_size * 3 // 4)
-        scaled = {
-            "autoscaling_config": AutoscalingConfig(
-                min_replicas=least, max_replicas=most, target_ongoing_requests=busy
-            )
-        }
-    ongoing = read.batch_size * 5 // 4 + 1  # so that a place that becomes free does not wait for the front
+        raise ValueError(f"replicas: expected a number from 1, or [least, most], got {shown(read.replicas)}")
+    busy = max(1, read.batch_size * 3 // 4)
+    scaled = AutoscalingConfig(min_replicas=least, max_replicas=most, target_ongoing_requests=busy)
     ending = {"graceful_shutdown_timeout_s": read.grace + CLOSING_SECONDS, "graceful_shutdown_wait_loop_s": 1.0}
     replica = serve.deployment(Replica).options(
         name=REPLICA,
-        max_ongoing_requests=ongoing,
+        # More than a batch, so that a slot that becomes free does not wait for the front.
+        max_ongoing_requests=read.batch_size * 5 // 4 + 1,
         max_queued_requests=read.max_waiting,
         max_constructor_retry_count=3,
         ray_actor_options={"num_cpus": read.num_cpus, "num_gpus": read.num_gpus},
         request_router_config=ROUTER,
-        **scaled,
+        autoscaling_config=scaled,
         **ending,
     )
     front = serve.deployment(serve.ingress(make_front)()).options(
@@ -92,8 +85,6 @@ app.__signature__ = inspect.Signature([inspect.Parameter("args", inspect.Paramet
 
 
 def _read(args: Mapping[str, object] | None, settings: Mapping[str, object]) -> ReplicaSettings:
-    if not isinstance(args, Mapping | None):
-        raise TypeError(f"app: expected settings by name, such as app(model=…, assistant=…), got {shown(args)}")
     merged, names = {**(args or {}), **settings}, [field.name for field in fields(ReplicaSettings)]
     for name in merged.keys() - set(names):
         raise ValueError(f"app: {nearest('setting', str(name), names)}")
@@ -101,9 +92,9 @@ def _read(args: Mapping[str, object] | None, settings: Mapping[str, object]) -> 
         read = TypeAdapter(ReplicaSettings).validate_python(merged)
     except ValidationError as error:
         wrong = error.errors()[0]
-        path = "".join(f"{name}: " for name in wrong["loc"][:1])
-        message = wrong["msg"].removeprefix("Value error, ")
-        raise ValueError(f"{path}{message}" + (f", got {shown(wrong['input'])}" if path else "")) from None
+        raise ValueError(
+            ": ".join([*map(str, wrong["loc"][:1]), wrong["msg"].removeprefix("Value error, ")])
+        ) from None
     read = replace(read, api_key=os.environ.get(KEY) if read.api_key is None else read.api_key)
     read_policies(read.policies)
     # Ray tells a replica's error in a page.

@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import combinations
 from typing import Any
 
 from ..validation import shown
@@ -11,7 +10,6 @@ from ..validation import shown
 
 MOST_CHARACTERS = 1 << 20  # of a grammar's or schema's source
 MOST_REPEATS = 128  # in xgrammar's patterns
-MOST_BRANCHES = 128  # of a oneOf, which are compared in pairs
 MOST_LEVELS = 64  # nesting of brackets; xgrammar's parsers are recursive
 # Schema keywords that xgrammar accepts but does not enforce.
 NOT_HELD = {
@@ -110,7 +108,7 @@ def _check_schema(schema: object, root: object) -> None:
         raise ValueError(reason)
     if isinstance(branches := schema.get("oneOf"), list) and not _exclude_each_other(branches, root):
         raise ValueError(
-            '"oneOf" is held if its branches differ in their type, value or a required property: use "anyOf"'
+            '"oneOf" is held if its branches differ in their type, or in a required constant of objects: use "anyOf"'
         )
     if "oneOf" in schema:
         schema["anyOf"] = schema.pop("oneOf")  # at which xgrammar does not warn
@@ -138,41 +136,34 @@ def _rewrite_as_pattern(schema: dict[str, Any]) -> None:
 
 
 def _exclude_each_other(branches: Sequence[object], root: object) -> bool:
-    """Return whether no value can be of two branches, so that xgrammar, which reads `anyOf`, holds a `oneOf`."""
+    """Return whether branches differ in their types, or are objects with other constants in a property that all require.
+
+    No value can then be of two branches, so that xgrammar, which reads `anyOf`, holds a `oneOf`.
+    """
     schemas = [_resolve(branch, root) for branch in branches]
-    return len(branches) <= MOST_BRANCHES and all(_exclude(*pair, root) for pair in combinations(schemas, 2))
-
-
-def _exclude(one: dict[str, Any], other: dict[str, Any], root: object, deep: bool = True) -> bool:
-    """Return whether two schemas exclude each other by their types, constants or, if `deep`, those of a property that both require."""
-    values, others = ([schema["const"]] if "const" in schema else schema.get("enum") for schema in (one, other))
-    if isinstance(values, list) and isinstance(others, list):
-        return not any(_is_same(value, other) for value in values for other in others)
-    kinds, their_kinds = _kinds_of(one, values), _kinds_of(other, others)
-    if kinds and their_kinds and not kinds & their_kinds:
+    kinds = [kind for schema in schemas for kind in _find_kinds(schema)]
+    if len(kinds) == len(set(kinds)):
         return True
-    both = set(_names(one)) & set(_names(other)) if deep and kinds == their_kinds == {"object"} else ()
-    pairs = ((_resolve(one["properties"][name], root), _resolve(other["properties"][name], root)) for name in both)
-    return any(_exclude(schema, other_schema, root, deep=False) for schema, other_schema in pairs)
+    constants = [_find_constants(schema, root) for schema in schemas]
+    return any(len({constant.get(name) for constant in constants} - {None}) == len(schemas) for name in constants[0])
 
 
-def _names(schema: dict[str, Any]) -> Iterator[str]:
-    """Yield the required names of an object that are among its properties."""
+def _find_constants(schema: dict[str, Any], root: object) -> dict[str, str]:
+    """Return the texts that an object's required properties are, by name."""
     named, required = schema.get("properties"), schema.get("required")
-    if isinstance(named, dict) and isinstance(required, list):
-        yield from (name for name in required if isinstance(name, str) and name in named)
+    if schema.get("type") != "object" or not isinstance(named, dict) or not isinstance(required, list):
+        return {}
+    constants = {name: _resolve(value, root).get("const") for name, value in named.items() if name in required}
+    return {name: constant for name, constant in constants.items() if isinstance(constant, str)}
 
 
-def _kinds_of(schema: dict[str, Any], values: object) -> set[str]:
-    """Return the types of a schema's values; empty: any. Each integer is a number, too."""
+def _find_kinds(schema: dict[str, Any]) -> set[str]:
+    """Return the types of a schema's values; all, if it does not name them. Each integer is a number, too."""
+    values, kinds = [schema["const"]] if "const" in schema else schema.get("enum"), schema.get("type")
     if isinstance(values, list):
         kinds = [KINDS[type(value)] for value in values]
-    elif any(key in schema for key in WHOLE):
-        return set()
-    else:
-        kinds = schema.get("type", "object" if "properties" in schema else [])
-        kinds = [kinds] if isinstance(kinds, str) else [kind for kind in kinds if isinstance(kind, str)]
-    return {"number" if kind == "integer" else kind for kind in kinds}
+    kinds = [kinds] if isinstance(kinds, str) else kinds if isinstance(kinds, list) else KINDS.values()
+    return {"number" if kind == "integer" else str(kind) for kind in kinds}
 
 
 def _resolve(schema: object, root: object) -> dict[str, Any]:
@@ -185,11 +176,6 @@ def _resolve(schema: object, root: object) -> dict[str, Any]:
             value = value.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(value, dict) else None
         schema = value
     return schema if isinstance(schema, dict) and "$ref" not in schema else {}
-
-
-def _is_same(value: object, other: object) -> bool:
-    """Return whether two JSON values may be equal: 1 and 1.0 are, and true and 1 are not."""
-    return value == other and isinstance(value, bool) == isinstance(other, bool)
 
 
 def _not_held(schema: dict[str, Any]) -> Iterator[str]:

@@ -9,6 +9,7 @@ import re
 import warnings
 import weakref
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import Any, TypeAlias
 
 import torch
@@ -17,12 +18,11 @@ from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBa
 from ..artifacts.identity import same_ids, tokenizer_hash
 from ..artifacts.loading import find_tokenizer
 from ..models.introspection import base_of, vocabulary_of
-from ..validation import one_line, shown
+from ..validation import one_line, require, shown
 from .json_schema import check_size, hold_characters, ran_out, read_schema
 
 
 MOST_BYTES = 1 << 28  # of the cache of compiled grammars
-MISSING = "hla.structured needs xgrammar, which is not installed: pip install 'hf_lossy_assist[structured]'"
 OTHER_WORDS = "the target's token ids are other words: pass the target's own tokenizer"
 SOURCES = "a JSON schema (a mapping, its text, or a pydantic model), a grammar in EBNF with a rule root, or one of xgrammar's grammars"
 Source: TypeAlias = Any  # see `SOURCES`; the classes of pydantic and xgrammar are not imported here
@@ -203,11 +203,8 @@ class MatchedRow:
 
 def import_xgrammar() -> Any:
     """Import xgrammar. Raises: `ImportError`, one line, if it is not installed."""
-    try:
-        import xgrammar
-    except ImportError as error:
-        raise ImportError(MISSING) from error
-    return xgrammar
+    require("hla.structured", "xgrammar")
+    return import_module("xgrammar")
 
 
 def make_tokenizer_info(tokenizer: PreTrainedTokenizerBase, stop_tokens: Sequence[int] | None) -> Any:

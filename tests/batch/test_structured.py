@@ -297,7 +297,8 @@ def cat(name, **more):
 
 ONE_OF = {  # whether its branches exclude each other
     "types": ([{"type": "string"}, {"type": ["integer", "null"]}], True),
-    "values": ([{"const": 1}, {"enum": ["a", True]}, {"const": "b"}], True),
+    "values of other types": ([{"const": 1}, {"enum": ["a", True]}], True),
+    "values": ([{"const": "a"}, {"const": "b"}], False),
     "a value and a type": ([{"enum": [1, 2]}, {"type": "string"}], True),
     "named kinds": ([cat("cat"), cat("dog"), {"$ref": "#/$defs/cow"}], True),
     "one branch": ([{"type": "string"}], True),

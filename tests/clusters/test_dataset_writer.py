@@ -9,8 +9,8 @@ import pytest
 from support import commands
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.ray.dataset_writer import Writer, seed_of_row
-from hf_lossy_assist.server.row_writer import WRITTEN
+from hf_lossy_assist.ray.dataset_writer import Writer
+from hf_lossy_assist.server.row_writer import WRITTEN, seed_of_row
 
 
 SETTINGS = {"policy": "svip", "max_new_tokens": 24, "max_rows": 4}
@@ -46,7 +46,7 @@ def test_texts_are_those_of_generate_many(prompts):
 def test_a_sampled_text_depends_on_the_id_of_its_row_alone(prompts, sampling):
     rows = [{"id": f"row {n}", "prompt": prompt} for n, prompt in enumerate([*prompts, prompts[0]])]
     whole = sampling(pa.Table.from_pylist(rows)).to_pylist()
-    apart = [sampling({name: [row[name]] for name in row}).to_pylist()[0] for row in reversed(rows)][::-1]
+    apart = [sampling(pa.Table.from_pylist([row])).to_pylist()[0] for row in reversed(rows)][::-1]
     assert [row["token_ids"] for row in whole] == [row["token_ids"] for row in apart]
     assert whole[0]["token_ids"] != whole[5]["token_ids"], "one prompt under two ids"
     without = sampling(pa.table({"prompt": [prompts[0], prompts[1], prompts[0]]})).to_pylist()
@@ -152,13 +152,8 @@ def test_other_columns_pass_unread(prompts, sampling):
     far = pa.array([10**13, 1], pa.timestamp("s"))
     found = sampling(pa.table({"prompt": prompts[:2], "when": far}))
     assert found["error"].to_pylist() == [None, None] and found["when"].chunk(0).equals(far)
-    block = {
-        "prompt": prompts[:1],
-        "when": np.array(["2026-11-28"], "datetime64[ns]"),
-        "id": np.array([2**63 + 1], np.uint64),
-    }
-    found = sampling(block)
-    assert pa.types.is_timestamp(found.schema.field("when").type) and found["error"].to_pylist() == [None]
+    with pytest.raises(TypeError, match="pass batch_format"):
+        sampling({"prompt": prompts[:1]})
 
 
 def test_a_chats_seed_depends_on_its_messages_alone(sampling):
@@ -179,28 +174,6 @@ def test_token_ids_in_an_array_are_those_of_a_list(sampling):
         Writer(max_new_tokens=-1)
     with pytest.raises((ValueError, OSError), match="no-such-model"):
         Writer("no-such-model", "no-such-draft")
-
-
-def test_a_missing_value_of_pandas_is_a_broken_row(sampling):
-    pandas = pytest.importorskip("pandas")
-    for missing in (None, float("nan"), pandas.NA):
-        block = pandas.DataFrame({"prompt": pandas.Series(["1+1=", missing], dtype=object), "x": [1.5, None]})
-        found = sampling(block).to_pylist()
-        assert found[0]["error"] is None and "expected a prompt or messages, got neither" in found[1]["error"]
-        assert [row["x"] for row in found] == [1.5, None]
-
-
-def test_columns_come_back_as_they_were(sampling):
-    """NumPy's and pandas': dates, and what is missing within a value."""
-    pandas = pytest.importorskip("pandas")
-    day, nested = np.datetime64("2026-11-28", "ns"), [np.array([1.0, np.nan]), np.array([2.0])]
-    prompts = ["1+1=", "2+2="]
-    found = sampling({"prompt": prompts, "a": [day, day], "b": np.array([[day], [day]])})
-    assert pa.types.is_timestamp(found.schema.field("a").type) and found["b"][0].as_py()[0].year == 2026
-    found = sampling(pandas.DataFrame({"prompt": prompts, "x": nested, "y": [[1], None]}))
-    assert str(found["x"].to_pylist()) == "[[1.0, nan], [2.0]]" and found["y"].to_pylist() == [[1], None]
-    with pytest.raises(ValueError, match="there are two columns 'x'"):
-        sampling(pandas.DataFrame([["1+1=", 1, 2]], columns=["prompt", "x", "x"]))
 
 
 @pytest.mark.full

@@ -5,6 +5,7 @@ import os
 import threading
 import time
 
+import pyarrow as pa
 import pytest
 from datasets import load_from_disk
 
@@ -53,14 +54,18 @@ def test_rows_of_a_dataset_while_a_node_dies_and_another_joins(connected):
     rows = [{"id": n, "prompt": problem.prompt} for n, problem in enumerate(hla.demo.problems(24, seed=7))]
     rows[5]["prompt"] = ""
     written = ray.data.from_items(rows, override_num_blocks=12).map_batches(
-        Writer, fn_constructor_kwargs=SETTINGS, compute=ray.data.ActorPoolStrategy(size=3), batch_size=2
+        Writer,
+        fn_constructor_kwargs=SETTINGS,
+        compute=ray.data.ActorPoolStrategy(size=3),
+        batch_size=2,
+        batch_format="pyarrow",
     )
     found = []
     for block in written.iter_batches(batch_size=None, batch_format="pyarrow"):
         if not found:
             replace_a_node(connected)
         found += block.to_pylist()
-    alone = Writer(**SETTINGS)({name: [row[name] for row in rows] for name in rows[0]}).to_pylist()
+    alone = Writer(**SETTINGS)(pa.Table.from_pylist(rows)).to_pylist()
     assert sorted(found, key=lambda row: row["id"]) == alone
     assert [row["id"] for row in alone if row["error"]] == [5]
 

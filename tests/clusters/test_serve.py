@@ -204,7 +204,7 @@ def test_an_update_drops_nothing(url, texts):
 @pytest.mark.parametrize(
     ("given", "line"),
     [
-        ("x", "app: expected settings by name, such as app.*, got 'x'"),
+        ("x", "not a mapping"),
         ({"modle": "M"}, "app: unknown setting 'modle'. Did you mean 'model'"),
         ({"policies": []}, "policies: Input should be a valid string"),
         ({"replicas": "x"}, "replicas: Input should be a valid integer"),

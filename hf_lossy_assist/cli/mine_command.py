@@ -2,7 +2,6 @@
 
 import os
 import shutil
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -38,7 +37,7 @@ def mine_command(
     ray: _options.Ray = None,
     max_mismatches: Annotated[int | None, "most mismatches of a problem; further ones are counted"] = None,
     max_seconds: Annotated[float | None, "most seconds for a problem; then it is cut short"] = None,
-    sampling: _options.SamplingOptions,
+    seed: _options.Seed = 0,
     loading: _options.LoadOptions,
     chat: _options.Chat = False,
 ) -> None:
@@ -56,10 +55,8 @@ def mine_command(
     if task == _options.DEMO and models.assistant is not None and is_model(models.assistant):
         raise ValueError("--task demo is for the demo models: name another task with --assistant")
 
-    sampling.check()
     settings = methods.MineSettings(
         max_new_tokens=NEW_TOKENS.get(task, 512) if max_new_tokens is None else max_new_tokens,
-        **asdict(sampling),
         max_mismatches=max_mismatches,
         max_seconds=max_seconds,
     )
@@ -67,7 +64,7 @@ def mine_command(
         task,
         data=data,
         split="calibration",
-        seed=sampling.seed,
+        seed=seed,
         shots=shots,
         chat=chat,
         allow_code_execution=allow_code_execution,
@@ -77,7 +74,7 @@ def mine_command(
     processes = find_workers(ray, models, loading, _models.load_models)
     target, draft, tokenizer = _models.load_models(models, loading)
     wrap = (lambda text: _models.with_template(tokenizer, [text])[0]) if chat else str
-    source = _models.name_demo_source(sampling.seed) if task == _options.DEMO else (data or Path(task)).name
+    source = _models.name_demo_source(seed) if task == _options.DEMO else (data or Path(task)).name
     with hint_resume(out):
         methods.mine(
             target, draft, tokenizer, chosen, problems, out, settings,

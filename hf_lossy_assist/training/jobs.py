@@ -5,7 +5,7 @@ import json
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -26,12 +26,10 @@ class SamplingSettings:
     top_k: int = 0
     top_p: float = 1.0
     seed: int = 0
-    LARGEST_SEED: ClassVar[int] = MOST
-    GREEDY: ClassVar[str] = "pass do_sample=False (--greedy)"  # how to decode greedily, for error messages
 
     def __post_init__(self) -> None:
-        check_int("seed", self.seed, 0, self.LARGEST_SEED)
-        check_sampling(self, self.GREEDY)
+        check_int("seed", self.seed, 0, MOST)
+        check_sampling(self)
 
     def decoding(self) -> dict[str, object]:
         """Return the settings that affect the models' distributions."""

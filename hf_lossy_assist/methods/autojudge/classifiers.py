@@ -108,17 +108,16 @@ def fit_classifier(x: np.ndarray, y: np.ndarray, c: float, settings: JudgeSettin
         return make_pipeline(StandardScaler(), LogisticRegression(C=c, max_iter=settings.max_iter)).fit(x, y)
 
 
-def fit_parts(x: np.ndarray, y: np.ndarray, splits: Splits, c: float, settings: JudgeSettings) -> "list[Pipeline]":
-    """Fit a classifier to the training side of each split."""
-    return [fit_classifier(x[training], y[training], c, settings) for training, _ in splits]
-
-
-def measure_auroc(pipelines: "Sequence[Pipeline]", x: np.ndarray, y: np.ndarray, splits: Splits) -> float:
-    """Return the AUROC on the held-out sides, the mean over the splits."""
+def fit_splits(
+    x: np.ndarray, y: np.ndarray, splits: Splits, c: float, settings: JudgeSettings
+) -> "tuple[list[Pipeline], float]":
+    """Fit a classifier to the training side of each split; return them, and their mean AUROC on the held-out sides."""
     from sklearn.metrics import roc_auc_score
 
-    fitted = zip(pipelines, splits, strict=True)
-    return float(np.mean([roc_auc_score(y[test], pipe.predict_proba(x[test])[:, 1]) for pipe, (_, test) in fitted]))
+    fitted = [fit_classifier(x[training], y[training], c, settings) for training, _ in splits]
+    scored = zip(fitted, splits, strict=True)
+    aurocs = [roc_auc_score(y[test], pipeline.predict_proba(x[test])[:, 1]) for pipeline, (_, test) in scored]
+    return fitted, float(np.mean(aurocs))
 
 
 def fold_pipeline(pipeline: "Pipeline", config: HeadConfig) -> Head:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from datasets import Dataset, Features
 
 RECORD = "mine.json"
+# The rows of a problem stay on one side of every split. Positions are indices of the final response, in which unimportant tokens are the draft's.
 COLUMNS = ("problem", "position", "target_token", "draft_token", "important")
 
 
@@ -29,21 +30,10 @@ def make_schema() -> "Features":
     """Return the columns of the dataset, which has a row for each mismatch."""
     from datasets import Features, List, Value
 
-    return Features(
-        {
-            "problem": Value("int32"),  # its rows stay on one side of every split
-            "prompt": Value("string"),
-            "response": Value("string"),  # the final one: unimportant tokens from the draft, others from the target
-            "prompt_ids": List(Value("int32")),
-            "response_ids": List(Value("int32")),
-            "position": Value("int32"),  # in response_ids
-            "target_token": Value("int32"),
-            "draft_token": Value("int32"),
-            "important": Value("bool"),
-            "target_answer": Value("string"),  # of the target's first response
-            "answer": Value("string"),  # of the response with the draft's token, continued by the target
-        }
-    )
+    texts = ("prompt", "response", "target_answer", "answer")
+    kinds = dict.fromkeys(COLUMNS[:-1], "int32") | {"important": "bool"} | dict.fromkeys(texts, "string")
+    ids = dict.fromkeys(("prompt_ids", "response_ids"), List(Value("int32")))
+    return Features({name: Value(kind) for name, kind in kinds.items()} | ids)
 
 
 def assemble(run: RunFolder, tokenizer: PreTrainedTokenizerBase) -> None:

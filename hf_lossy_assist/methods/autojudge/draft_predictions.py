@@ -1,13 +1,10 @@
 """Predict the draft's tokens along a response, as `generate` would choose them; a search tries the positions where they differ from it."""
 
-import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
 
 from ...batch.callers_code import serves_any_prompt
 from ...batch.logits_processing import Processing
@@ -18,38 +15,11 @@ from ...models.row_model import RowModel
 CHUNK = 256  # positions whose logits are computed together: 150 MB for a vocabulary of 150 000
 
 
-class GumbelNoise(LogitsProcessor):
-    """Noise with which the argmax is the Gumbel-max sample of a random state (Appendix A).
-
-    argmax_i log P(i | text) + g_i, with g drawn from a seed that is a hash of (state, text): a sample of P that is the
-    same for the same state and text in any batch, and shared by target and draft. P is the softmax of the scores after
-    `warpers`.
-    """
-
-    def __init__(self, state: int, warpers: Sequence[LogitsProcessor] = ()):
-        self.state, self.warpers = state, LogitsProcessorList(warpers)
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        return self.add(input_ids.tolist(), self.warpers(input_ids, scores))
-
-    def add(self, texts: Sequence[list[int]], scores: torch.Tensor) -> torch.Tensor:
-        """Return the log-probabilities (N, V) of `scores` with the noise after each of `texts`."""
-        noise = torch.stack([self.draw(text, scores.shape[-1]) for text in texts])
-        return scores.log_softmax(dim=-1) + noise.to(scores.device)
-
-    def draw(self, text: Sequence[int], size: int) -> torch.Tensor:
-        """Draw the noise (size,) float32 after `text`."""
-        content = np.array([self.state, *text], dtype=np.int64).tobytes()
-        seed = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little") >> 1
-        uniform = torch.empty(size, dtype=torch.float32)
-        return uniform.exponential_(generator=torch.Generator().manual_seed(seed)).log().neg()
-
-
 class Sampler:
-    """Choice of the draft's next token of each text: the argmax of its processed logits, plus noise if there is any."""
+    """Choice of the draft's next token of each text: the argmax of its processed logits."""
 
-    def __init__(self, processors: LogitsProcessorList, noise: GumbelNoise | None = None):
-        self.processing, self.noise = Processing(processors, 1), noise
+    def __init__(self, processors: LogitsProcessorList):
+        self.processing = Processing(processors, 1)
 
     def __call__(self, texts: Sequence[list[int]], logits: torch.Tensor) -> list[int]:
         """Choose one token after each of `texts`, from raw `logits` (N, V). Raises: `ValueError`, one line, if they are NaN or infinite."""
@@ -64,21 +34,11 @@ class Sampler:
             raise ValueError(
                 "the draft model gave NaN or infinite logits in a response: look at its dtype and weights"
             )
-        scores = scores if self.noise is None else self.noise.add(texts, scores)
         return scores.argmax(dim=-1).tolist()
 
 
-@dataclass(frozen=True)
-class Decoding:
-    """How `model.generate` would decode: its processors, those of them that sampling adds, and its end tokens."""
-
-    processors: LogitsProcessorList
-    warpers: Sequence[LogitsProcessor]
-    ends: set[int]
-
-
-def prepare_decoding(model: PreTrainedModel, new_tokens: int, settings: Mapping[str, object]) -> Decoding:
-    """Return how `model.generate` would write up to `new_tokens` under the sampling `settings`.
+def prepare_decoding(model: PreTrainedModel, new_tokens: int) -> tuple[LogitsProcessorList, set[int]]:
+    """Return the processors and end tokens with which `model.generate` would write up to `new_tokens` greedily.
 
     Raises: `ValueError` if the model's generation config sets a processor that is no function of the text alone.
     """
@@ -89,21 +49,18 @@ def prepare_decoding(model: PreTrainedModel, new_tokens: int, settings: Mapping[
         return input_ids
 
     ids = torch.zeros(1, 1, dtype=torch.int64, device=device_of(model))
-    for options in ({"do_sample": False}, settings):
-        config = GenerationConfig(max_new_tokens=new_tokens, pad_token_id=0, **options)
-        type(model).generate(
-            model, ids, attention_mask=torch.ones_like(ids), generation_config=config, custom_generate=record
-        )
-    greedy, processors = (call["logits_processor"] for call in calls)
-    wrong = [processor for processor in processors if not serves_any_prompt(processor)]
-    if [type(processor) for processor in greedy] != [type(processor) for processor in processors[: len(greedy)]]:
-        wrong.append(processors[-1])  # follows those that sampling adds
-    if wrong:
-        raise ValueError(
-            f"the generation config of {type(model).__name__} sets a {type(wrong[0]).__name__}, which depends on where "
-            "a prompt ends or on what was sampled: mining needs functions of the text, set its option to None"
-        )
-    return Decoding(processors, processors[len(greedy) :], end_tokens(calls[1]["generation_config"]))
+    config = GenerationConfig(max_new_tokens=new_tokens, pad_token_id=0, do_sample=False)
+    type(model).generate(
+        model, ids, attention_mask=torch.ones_like(ids), generation_config=config, custom_generate=record
+    )
+    processors = calls[0]["logits_processor"]
+    for processor in processors:
+        if not serves_any_prompt(processor):
+            raise ValueError(
+                f"the generation config of {type(model).__name__} sets a {type(processor).__name__}, which depends on where a "
+                "prompt ends: mining needs functions of the text, set its option to None"
+            )
+    return processors, end_tokens(calls[0]["generation_config"])
 
 
 class PrefixReader:

@@ -32,9 +32,8 @@ from .classifiers import (
     Splits,
     choose_folds,
     fit_classifier,
-    fit_parts,
+    fit_splits,
     fold_pipeline,
-    measure_auroc,
     measure_scale,
     rescale,
     split,
@@ -95,10 +94,9 @@ def fit_autojudge(
     states = [read_hidden_states(models[name], mined, settings.position, name) for name in sources]
     x = torch.cat(states, dim=1).numpy()
     levels = tqdm(settings.grid, desc="fitting", unit="C", leave=False)
-    grid = {c: fit_parts(x, y, splits, c, settings) for c in levels}
-    aurocs = {c: measure_auroc(pipelines, x, y, splits) for c, pipelines in grid.items()}
-    c = max(grid, key=lambda c: (aurocs[c], -c))  # among equals the smallest, which regularises most
-    pipelines = [*grid[c], *([fit_classifier(x, y, c, settings)] if settings.folds else [])]
+    grid = {c: fit_splits(x, y, splits, c, settings) for c in levels}
+    c = max(grid, key=lambda c: (grid[c][1], -c))  # among equals the smallest, which regularises most
+    pipelines = [*grid[c][0], *([fit_classifier(x, y, c, settings)] if settings.folds else [])]
     config = _make_config(mined, identities, settings, x.shape[1])
     heads = [fold_pipeline(pipeline, config) for pipeline in pipelines]
     held_out, fitted = HeldOut.read(heads, x, splits), heads[-1]

@@ -14,10 +14,10 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, ClassVar, TypeAlias
+from typing import Annotated, TypeAlias
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteria
+from transformers import LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteria
 
 from ...artifacts.files import write_text
 from ...drafters.hidden_state import refuse_models
@@ -30,12 +30,12 @@ from ...policy.parse import as_policy
 from ...setting_fields import check_bounds
 from ...tasks.load import AnswerTask, Problem
 from ...text.detokenizer import continuation, special_in
-from ...training.jobs import SamplingSettings, describe_run, refuse_drafter
+from ...training.jobs import describe_run, refuse_drafter
 from ...training.processes import Models, Processes, TellUnit
 from ...training.run_folder import RunFolder, name_units
 from ...validation import MOST, MOST_FACTOR, MOST_NEW_TOKENS, MOST_ROWS, MOST_THREADS, check_int
 from .dataset import RECORD, assemble, explain_nothing, summarise
-from .draft_predictions import Decoding, DraftPredictions, GumbelNoise, Sampler, prepare_decoding
+from .draft_predictions import DraftPredictions, Sampler, prepare_decoding
 from .search import Limits, Mined, Search, Work, search
 
 
@@ -45,17 +45,14 @@ EndTest: TypeAlias = Callable[[Sequence[int]], bool]  # whether a response has e
 
 
 @dataclass(frozen=True)
-class MineSettings(SamplingSettings):
-    """Settings that determine every label in the dataset. A resumed run must have the same."""
+class MineSettings:
+    """Settings that determine every label in the dataset, of greedy decoding. A resumed run must have the same."""
 
     max_new_tokens: Annotated[int, (1, MOST_NEW_TOKENS), "most tokens of a whole response"] = 512  # T_max
     max_mismatches: Annotated[int | None, (1, MOST), "most mismatches of a problem; further ones are counted"] = None
     max_seconds: Annotated[float | None, (0.0, MOST_FACTOR), "most seconds for a problem; then it is cut short"] = None
-    LARGEST_SEED: ClassVar[int] = 2**63 - 1
-    GREEDY: ClassVar[str] = "leave --do-sample out"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         check_bounds(self)
 
 
@@ -93,7 +90,8 @@ def mine(
     prepare_inputs(target, draft, tokenizer, texts, settings)  # before anything is written
     contents = [[text, p.gold, dict(p.extra)] for text, p in zip(texts, problems, strict=True)]
     models = {"target": target, "draft": draft}
-    facts = describe_run(asdict(settings), models, tokenizer, contents, source, "problems") | {
+    decided = asdict(settings) | {"do_sample": False}
+    facts = describe_run(decided, models, tokenizer, contents, source, "problems") | {
         "task": task.name,
         "ends": [*task.ends, *([] if task.closing is None else [task.closing.pattern])],
         "judge": getattr(getattr(task, "judge", None), "model", None),
@@ -115,22 +113,14 @@ def mine(
 
         def write(index: int, mined: Mined) -> None:
             write_text(run.part / names[index], json.dumps(asdict(mined)))
-            if len(first) < FIRST < count:
-                first.append(mined)
-                if len(first) == FIRST:
-                    _warn_of_nothing(first, settings)
+            first.append(mined)
+            if len(first) == FIRST < count and not any(one.mismatches for one in first):
+                why = explain_nothing({"problems": FIRST, "found": summarise(first, settings.max_new_tokens)})
+                warnings.warn(f"the first {FIRST} problems gave no mismatch: {why}", stacklevel=4)
 
         processes.run(work, (target, draft, tokenizer), todo, write, ("mining", "problems"), batch_size)
         processes.on_first(lambda: assemble(run, tokenizer))
     return run.out
-
-
-def _warn_of_nothing(first: Sequence[Mined], settings: MineSettings) -> None:
-    """Warn, with the reason, if the first problems of a longer run had no mismatch."""
-    counts = summarise(first, settings.max_new_tokens)
-    if not counts["mismatches"]:
-        why = explain_nothing({"problems": FIRST, "found": counts})
-        warnings.warn(f"the first {FIRST} problems gave no mismatch: {why}", stacklevel=5)
 
 
 def prepare_inputs(
@@ -139,8 +129,8 @@ def prepare_inputs(
     tokenizer: PreTrainedTokenizerBase,
     texts: Sequence[str],
     settings: MineSettings,
-) -> tuple[list[list[int]], Decoding]:
-    """Return the prompts' tokens and how to decode; refuse inputs that cannot be mined."""
+) -> tuple[list[list[int]], LogitsProcessorList, set[int]]:
+    """Return the prompts' tokens, processors and end tokens; refuse inputs that cannot be mined."""
     prompts = [tokenizer(text)["input_ids"] for text in texts]
     for index, (text, prompt) in enumerate(zip(texts, prompts, strict=True)):
         if not prompt or not text.strip():
@@ -162,7 +152,7 @@ def prepare_inputs(
                 f"the longest prompt and max_new_tokens are {longest} tokens, and the {name} has {what}: choose fewer new tokens or "
                 "shorter prompts"
             )
-    return prompts, prepare_decoding(target, settings.max_new_tokens, settings.decoding())
+    return prompts, *prepare_decoding(target, settings.max_new_tokens)
 
 
 def mine_problems(
@@ -183,10 +173,9 @@ def mine_problems(
         return
     texts = [wrap(p.prompt) for p in problems]
     indices = range(len(problems)) if indices is None else indices
-    prompts, decoding = prepare_inputs(target, draft, tokenizer, texts, settings)
-    noise = GumbelNoise(settings.seed, decoding.warpers) if settings.do_sample else None
-    sampler, vocabulary = Sampler(decoding.processors, noise), vocabulary_of(target)
-    limit, over = max(map(len, prompts)) + settings.max_new_tokens, make_end_test(tokenizer, decoding.ends, task)
+    prompts, processors, ends = prepare_inputs(target, draft, tokenizer, texts, settings)
+    sampler, vocabulary = Sampler(processors), vocabulary_of(target)
+    limit, over = max(map(len, prompts)) + settings.max_new_tokens, make_end_test(tokenizer, ends, task)
 
     def begin(i: int) -> tuple[Mined, Search]:
         began, seconds = time.monotonic(), settings.max_seconds
@@ -203,9 +192,7 @@ def mine_problems(
 
     pool = ThreadPoolExecutor(workers, "hf-lossy-mine")  # starts no thread before it has work
     try:
-        loop = MiningLoop(
-            target, draft, min(batch_size, len(problems)), limit, over, noise, pool if task.slow else None
-        )
+        loop = MiningLoop(target, draft, min(batch_size, len(problems)), limit, over, pool if task.slow else None)
         yield from loop.run(map(begin, range(len(problems))))
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
@@ -227,7 +214,7 @@ class MiningLoop:
     """Runs several searches at a time, and resumes each when the value that it requested is there.
 
     The target continues texts by the scheduler of `generate_many`, whose prefix cache has what they have in common. The draft drafts under strict
-    acceptance, which changes no token of greedy decoding; with noise, too, it is greedy.
+    acceptance, which changes no token of greedy decoding.
     """
 
     def __init__(
@@ -237,12 +224,10 @@ class MiningLoop:
         rows: int,
         limit: int,
         over: EndTest,
-        noise: GumbelNoise | None = None,
         pool: ThreadPoolExecutor | None = None,
     ):
         """`rows`: searches at a time. `limit`: most tokens of a prompt and its response. `pool`: does work that may be slow."""
         settings = {"assistant_model": draft, "do_sample": False, "pad_token_id": 0}
-        settings["logits_processor"] = None if noise is None else [noise]
         self.preparation = Preparation(target, as_policy("strict"), None, 0, settings)
         self.scheduler = Scheduler(self.preparation, rows, prefixes=PrefixCache(rows * limit))
         self.rows, self.over, self.pool = rows, over, pool

@@ -13,7 +13,6 @@ import torch
 from safetensors import safe_open
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ...artifacts.json_io import JSONObject
 from ...drafters.networks.eagle_network import default_layers
 from ...models.hidden_state_hook import HiddenStateHook
 from ...models.introspection import base_of, blocks_of
@@ -26,7 +25,6 @@ from ..drafter_settings import LIKELY
 
 
 RECORD, SHARDS = "eagle3.json", "safetensors"
-FORMER = ("states", "likely")  # settings of earlier versions, whose data held the target's states
 
 
 @dataclass(frozen=True)
@@ -110,15 +108,6 @@ class TextBatch:
     prompts: torch.Tensor  # (B,) length of each prompt
 
 
-def read_facts(folder: Path) -> JSONObject:
-    """Read the record of a collection. Raises: `ValueError`, one line, for a folder that is none, unfinished or changed."""
-    facts = open_dataset(folder, RECORD, "hf-lossy collect --for eagle3")
-    with name_unreadable(folder):
-        settings = {name: value for name, value in facts["settings"].items() if name not in FORMER}
-        TextSettings(**settings | {"layers": tuple(settings["layers"])})
-    return facts
-
-
 class TextDataset:
     """The texts of a folder, in memory; the target's states and probabilities are computed on demand."""
 
@@ -128,7 +117,7 @@ class TextDataset:
         Raises: `ValueError`, one line, for another model or damaged files.
         """
         self.folder = Path(folder)
-        self.facts = read_facts(self.folder)
+        self.facts = open_dataset(self.folder, RECORD, "hf-lossy collect --for eagle3")
         self.settings = self.facts["settings"]
         check_models(self.facts, {"target": target}, str(self.folder), "collect again")
         self.target, self.layers = target, tuple(self.settings["layers"])

@@ -31,10 +31,10 @@ from support.mining import (
     undisturbed,
 )
 from support.refusals import refused
-from transformers import LogitsProcessorList, RwkvConfig, RwkvForCausalLM, TemperatureLogitsWarper
+from transformers import LogitsProcessorList, RwkvConfig, RwkvForCausalLM
 
 from hf_lossy_assist.methods.autojudge.dataset import RECORD
-from hf_lossy_assist.methods.autojudge.draft_predictions import GumbelNoise, Sampler
+from hf_lossy_assist.methods.autojudge.draft_predictions import Sampler
 from hf_lossy_assist.methods.autojudge.mine import MineSettings, mine
 from hf_lossy_assist.methods.autojudge.search import Mined
 from hf_lossy_assist.tasks.base import AnswerTask, Problem
@@ -109,18 +109,6 @@ def test_the_labels_are_what_generate_says():
 @pytest.mark.parametrize("batch_size, count", [(1, 1), (3, 4)])
 def test_the_batch_decides_the_speed_alone(batch_size, count):
     assert found(None, TASK.problems(count), batch_size=batch_size) == local()[:count]
-
-
-@pytest.mark.nightly
-def test_sampling_by_gumbel_max():
-    settings = replace(SETTINGS, do_sample=True, temperature=1.3, seed=1)
-    together = found(None, TASK.problems(2), settings, batch_size=2)
-    assert found(None, TASK.problems(1), settings, batch_size=1) == together[:1]
-    (other,) = found(None, TASK.problems(1), replace(settings, seed=2))
-    assert len({str(one.mismatches) for one in (together[0], other, local()[0])}) == 3
-    for one in together:
-        assert one.mismatches
-        assert_replays(one, Sampler(LogitsProcessorList([TemperatureLogitsWarper(1.3)]), GumbelNoise(1)))
 
 
 @pytest.mark.full
@@ -231,21 +219,14 @@ def test_every_character_survives(tmp_path):
 
 @pytest.mark.parametrize("value", [math.nan, math.inf], ids=["nan", "inf"])
 @pytest.mark.parametrize("broken", ["target", "draft"])
-@pytest.mark.parametrize("do_sample", [False, True], ids=["greedy", "sampling"])
-def test_logits_of_which_no_choice_can_be_made(tmp_path, broken, value, do_sample):
+def test_logits_of_which_no_choice_can_be_made(tmp_path, broken, value):
     """The argmax of NaN is a token, too, and would become a label."""
     models = {"target": small.llama(), "draft": small.near(small.llama(), 0.3)}
     with torch.no_grad():
         models[broken].lm_head.weight[5] = value
-    task, settings = Last("w1 w2"), MineSettings(8, do_sample=do_sample)
+    task, settings = Last("w1 w2"), MineSettings(8)
     given = models["target"], models["draft"], small.tokenizer(), task, task.problems(), tmp_path / "data", settings
     refused(lambda: mine(*given), f"the {broken} model gave NaN or infinite logits in prompt 0, after 0 new tokens")
-
-
-def test_a_temperature_that_leaves_no_finite_logits(tmp_path):
-    settings = MineSettings(8, do_sample=True, temperature=1e-300)
-    says = "no token is left, or scores are NaN or infinite, in prompt 0, after 0 new tokens"
-    refused(lambda: mine_small(tmp_path / "data", Last("w1 w2"), settings), says)
 
 
 # -- interrupted --------------------------------------------------------------------------------------------------------

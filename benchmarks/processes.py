@@ -35,8 +35,7 @@ from rich.console import Console
 from rich.table import Table
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.cli import _runs
-from hf_lossy_assist.cli.app import app
+from hf_lossy_assist.cli import _runs, app
 from hf_lossy_assist.training.processes import ALONE, Processes
 
 

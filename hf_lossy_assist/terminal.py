@@ -93,13 +93,6 @@ class Bar:
         """Show that so many units are done in total. The bar never goes back."""
         self._bar.update(max(done - self._bar.n, 0.0))
 
-    def skip(self, units: float) -> None:
-        """Count units of an earlier run, which do not affect the speed of this one."""
-        if not self._bar.disable:
-            self._bar.initial += units
-            self._bar.n += units
-            self._bar.refresh()
-
     def say(self, what: str) -> None:
         """Show what is being done now."""
         self._bar.set_description(what, refresh=True)
@@ -109,28 +102,11 @@ class Bar:
         """Return the number of units done."""
         return float(self._bar.n)
 
-    def close(self) -> None:
-        """Close the bar, which stays visible."""
-        self._bar.close()
-
     def __enter__(self) -> "Bar":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def streamer(tokenizer: Any, **settings: object) -> Any:
-    """Return Transformers' text streamer, for output to the terminal."""
-    from transformers import TextStreamer
-
-    class Plain(TextStreamer):
-        keeps_no_tensors = True
-
-        def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
-            super().on_finalized_text(visible(text), stream_end)
-
-    return Plain(tokenizer, **settings)
+        self._bar.close()  # it stays visible
 
 
 @contextmanager

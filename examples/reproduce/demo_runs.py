@@ -24,9 +24,14 @@ from transformers import AutoConfig
 import hf_lossy_assist as hla
 from hf_lossy_assist.demo import Demo
 from hf_lossy_assist.evaluation.arms import Arm, make_arms
-from hf_lossy_assist.evaluation.comparison import compare_arms, list_batches
-from hf_lossy_assist.evaluation.report_page import read_run
-from hf_lossy_assist.evaluation.results import ResultFolder, describe_comparison
+from hf_lossy_assist.evaluation.comparison import (
+    compare_arms,
+    describe_comparison,
+    finish_run,
+    list_batches,
+    open_run,
+    read_run,
+)
 from hf_lossy_assist.evaluation.writer import ArmOutput, DecodingSettings, TextWriter
 from hf_lossy_assist.methods.sprinter.collect import CollectSettings, collect
 from hf_lossy_assist.methods.sprinter.fit import fit_sprinter
@@ -122,10 +127,9 @@ def _compare(run: dict[str, Any], place: Place, problems: list[Problem], out: Pa
     source = f"demo, test problems of seed {run['seed']}"
     writer = TextWriter(models.target, models.tokenizer, decoding, DemoTask())
     facts = describe_comparison(writer, models.draft, arms, texts, source, sizes, problems)
-    store = ResultFolder(out, facts, resume=out.with_name(out.name + ".partial").exists())
-    batches = list_batches(len(texts), sizes)
-    found = compare_arms(writer, arms, texts, batches, store=store, problems=problems)
-    store.finish(found.metrics)
+    with open_run(out, facts, resume=out.with_name(out.name + ".partial").exists()) as folder:
+        result = compare_arms(writer, arms, texts, list_batches(len(texts), sizes), folder, problems=problems)
+        finish_run(folder, result.metrics)
 
 
 def _arms(run: dict[str, Any], models: Demo, policies: dict[str, hla.LossyPolicy], place: Place) -> list[Arm]:

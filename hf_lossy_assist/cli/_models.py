@@ -11,7 +11,7 @@ import hf_lossy_assist as hla
 from .. import policy, server
 from ..registry import Names, find_method
 from ..tasks.prompts import PromptText, read_texts
-from ..validation import DEMO, is_model, nearest, one_line, shown
+from ..validation import DEMO, nearest, one_line, shown
 from ._options import INT8, DraftOptions, LoadOptions, ModelOptions
 
 
@@ -41,13 +41,6 @@ def load_served(models: ModelOptions, options: LoadOptions) -> "tuple[Served, hl
     return loaded, drafter
 
 
-def load_target(models: ModelOptions, options: LoadOptions) -> "tuple[Served, None]":
-    """Load a target that writes alone, or the demo's, as `load_served` does."""
-    loaded = server.named_drafters.load_pair(models.model, None, options.dtype, options.device)
-    override(loaded[0], options.overrides)
-    return loaded, None
-
-
 def load_without_drafter(models: ModelOptions, options: LoadOptions) -> "Served":
     """Load target, draft and tokenizer as `load_served` does, in another process."""
     return load_served(models, options)[0]
@@ -67,24 +60,24 @@ def load_drafts(
     models: DraftOptions, options: LoadOptions
 ) -> "tuple[PreTrainedModel, dict[str, PreTrainedModel | hla.Drafter], PreTrainedTokenizerBase]":
     """Load the target, its drafts by name and the tokenizer. Raises: `ValueError` or `OSError`, one line."""
-    names = models.assistants or ([DEMO] if models.model is None and models.drafter is None else [])
-    first = next((name for name in names if name == DEMO or is_model(name)), names[0] if names else None)
-    trained = models.drafter if first is None else None
-    target, draft, tokenizer = load_models(ModelOptions(model=models.model, assistant=first, drafter=trained), options)
+    named, dtype = server.named_drafters, options.dtype
+    names = models.assistants or ([DEMO] if models.demo else [])
     drafts: dict[str, PreTrainedModel | hla.Drafter] = {}
+    if not names:
+        target, alone, tokenizer = load_models(ModelOptions(model=models.model, drafter=models.drafter), options)
+        assert alone is not None
+        return target, {_shorten(str(models.drafter), drafts): alone}, tokenizer
+    for name in names:  # before weights are read
+        named.check_served(models.model, name, None, dtype, options.device)
+    trained = None if models.drafter is None else named.load_trained(models.drafter)
+    target, demo_draft, tokenizer = named.load_pair(models.model, None, dtype, options.device)
+    override(target, options.overrides)
     for name in names:
-        if name != first:
-            if is_model(name):
-                server.named_drafters.check_tokenizers(tokenizer, str(models.model), name)
-            draft = server.named_drafters.load_draft(name, target, options.dtype, str(target.device))
-        assert draft is not None
+        is_demo = name == DEMO and demo_draft is not None
+        draft = demo_draft if is_demo else named.load_draft(name, target, dtype, str(target.device))
         drafts[_shorten(name, drafts)] = draft
-    if models.drafter is not None:
-        if trained is None:
-            drafter = server.named_drafters.load_trained(models.drafter)
-            draft = server.named_drafters.fit_drafter(drafter, target, options.dtype)
-        assert draft is not None
-        drafts[_shorten(models.drafter, drafts)] = draft
+    if trained is not None:
+        drafts[_shorten(str(models.drafter), drafts)] = named.fit_drafter(trained, target, dtype)
     return target, drafts, tokenizer
 
 
@@ -97,6 +90,7 @@ def _shorten(name: str, others: Collection[str]) -> str:
 def load_alone(model: str | None, options: LoadOptions) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
     """Load one model with its tokenizer; None: the demo's target."""
     alone, _, tokenizer = server.named_drafters.load_pair(model, None, options.dtype, options.device)
+    override(alone, options.overrides)
     return alone, tokenizer
 
 
@@ -163,33 +157,22 @@ def override(target: "PreTrainedModel", settings: list[str] | None) -> None:
             raise ValueError(f"--set: expected NAME=VALUE such as num_beams=1, got {shown(text)}")
         if name in DECIDED:
             raise ValueError(f"--set {name}: {DECIDED[name]}")
-        if name.startswith("_") or not hasattr(config, name):
-            names = [setting for setting in vars(config) if not setting.startswith("_")]
-            raise ValueError(f"--set: {nearest('setting', name, names)}")
         try:
             parsed = json.loads(value)
         except ValueError:
             parsed = value
         try:
-            if name == "pad_token_id" and isinstance(parsed, list):
-                raise TypeError(f"{name}: expected one token id, got {shown(parsed)}")
-            config.update(**{name: parsed})
+            unknown = config.update(**{name: parsed})
         except (TypeError, ValueError, AttributeError) as error:
             raise ValueError(f"--set {shown(text)}: {one_line(error)}") from None
+        if unknown:
+            raise ValueError(f"--set: {nearest('setting', name, vars(config))}")
 
 
 def with_template(tokenizer: "PreTrainedTokenizerBase", prompts: list[str]) -> list[str]:
     """Apply the tokenizer's chat template to prompts, without the begin token that the tokenizer will add."""
-    try:
-        texts = [
-            tokenizer.apply_chat_template([{"role": "user", "content": p}], tokenize=False, add_generation_prompt=True)
-            for p in prompts
-        ]
-    except Exception as error:  # the template is the model's program, and may raise any error
-        raise ValueError(
-            f"--chat: the tokenizer's chat template failed ({type(error).__name__}: {one_line(error)}): leave --chat out, or use "
-            "another tokenizer"
-        ) from None
+    turns = [[{"role": "user", "content": prompt}] for prompt in prompts]
+    texts = [tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True) for turn in turns]
     begin = tokenizer.bos_token
     if begin and tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]:
         texts = [text.removeprefix(begin) for text in texts]

@@ -74,11 +74,6 @@ class ModelOptions:
         """Return whether no model is named."""
         return self.model is self.assistant is self.drafter is None
 
-    def format(self) -> str:
-        """Return the options as typed on a command line."""
-        given = ((f.name, getattr(self, f.name)) for f in fields(self))
-        return " ".join(f"--{name} {value}" for name, value in given if value is not None)
-
     def check_learnable(self, drafters: bool = True) -> None:
         """Refuse a draft that computes nothing, from which nothing can be learnt, and `drafters` on the target's states if False."""
         if self.drafter is not None and not drafters:
@@ -117,7 +112,7 @@ class SamplingOptions:
     top_p: TopP = 1.0
     seed: Seed = 0
 
-    def check(self) -> None:
+    def __post_init__(self) -> None:
         """Refuse sampling settings in greedy decoding, where they have no effect."""
         if not self.do_sample and (self.temperature, self.top_k, self.top_p) != (1.0, 0, 1.0):
             raise ValueError("--temperature, --top-k and --top-p are for --do-sample: pass it, or leave them out")
@@ -161,9 +156,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
         settings |= {f.name: (read_setting(types[f.name]), getattr(defaults, f.name)) for f in fields(group)}
 
     def run(**given: object) -> None:
-        bound = signature.bind(**given)
-        bound.apply_defaults()
-        values = bound.arguments
+        values = {name: default for name, (_, default) in settings.items()} | given
         for name, (setting, _) in settings.items():
             setting.check(f"--{name.replace('_', '-')}", values[name])
         grouped = {
@@ -182,18 +175,18 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _as_option(setting: Setting) -> object:
-    """Return Typer's form of a setting; one without a help has it already."""
-    if not setting.texts:
-        return setting.kind
+    """Return Typer's form of a setting; an argument has it already."""
     if not isinstance(setting.texts[-1], str):
         return Annotated[setting.kind, setting.texts[-1]]
     return Annotated[setting.kind, typer.Option(*map(str, setting.texts[:-1]), help=setting.texts[-1])]
 
 
-def check_prompts(prompts: str, model: str | None) -> None:
-    """Refuse the demo's prompts for other models."""
+def check_source(prompts: str, model: str | None) -> None:
+    """Refuse the demo's prompts or problems for other models."""
     if prompts == DEMO and model is not None:
-        raise ValueError("--prompts demo is for the demo models: pass a file of prompts with --model")
+        raise ValueError(
+            "the demo's problems are for the demo models: name other prompts, or another task, with --model"
+        )
 
 
 def read_batch_sizes(text: str) -> list[int]:

@@ -7,32 +7,31 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import typer
 
 import hf_lossy_assist as hla
 
-from .. import evaluation, stats, tasks, training
+from .. import tasks, training
 from ..artifacts.files import check_new
 from ..artifacts.hub import HTTP_CLIENTS, unreached
 from ..terminal import plain_warnings, show
 from ..validation import EXTRAS, format_missing, one_line
-from ._options import DEMO, LoadOptions
+from ._options import DEMO, LoadOptions, check_source
 
-
-if TYPE_CHECKING:
-    pass
 
 T = TypeVar("T")
 # The base class of typer's usage errors, wherever this release defines it.
 WRONG_WORDS: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 LONGEST_LINE = 300  # characters of an error
 DEMO_LIMIT = 12  # problems of `compare` without --limit
+LIBRARIES = {*HTTP_CLIENTS, "jinja2"}  # whose errors are neither a ValueError nor an OSError
 
 
 def run(app: typer.Typer) -> int:
     """Run the command in `sys.argv`; return its exit code: 0, 2 for user errors, 130 when interrupted."""
+    _begun.clear()
     try:
         with plain_warnings(), _one_voice(), _connections:
             code = app(standalone_mode=False)  # otherwise typer draws a frame around its error messages
@@ -50,28 +49,22 @@ def run(app: typer.Typer) -> int:
             say(
                 "the device has no room for so many texts at once: a smaller --batch-size, and --resume in a job, go on"
             )
-        elif type(error).__module__.partition(".")[0] in HTTP_CLIENTS:
-            say(f"the Hub was not reached ({unreached(error)})")
+        elif (library := type(error).__module__.partition(".")[0]) in LIBRARIES:
+            say(
+                f"{'the chat template failed' if library == 'jinja2' else 'the Hub was not reached'} ({unreached(error)})"
+            )
         else:
             raise
         return 2
     if code == 130:
+        for part in filter(Path.is_dir, _begun):
+            show(f"interrupted; what is done is in {part}: the same command with --resume goes on")
         say("interrupted")
     return code if isinstance(code, int) else 0
 
 
 _connections = ExitStack()  # that end with the command
-
-
-@contextmanager
-def hint_resume(out: Path) -> Iterator[None]:
-    """Tell how to resume if the context is interrupted after the unfinished run of `out` has begun."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        if (part := Path(f"{out}.partial")).is_dir():
-            show(f"interrupted; what is done is in {part}: the same command with --resume goes on")
-        raise
+_begun: list[Path] = []  # the folder of the command's unfinished run
 
 
 @contextmanager
@@ -121,18 +114,14 @@ def find_workers(
 
 def check_out(out: Path | None, resume: bool) -> None:
     """Refuse an output folder that cannot be written or resumed, before models are loaded."""
-    if resume and out is None:
-        raise ValueError("--resume goes on with the run of a folder: pass its --out")
     if out is None:
+        if resume:
+            raise ValueError("--resume goes on with the run of a folder: pass its --out")
         return
-
-    _, part = training.run_folder.folders(out)
-    if resume and out.exists() and not part.is_dir():
-        raise ValueError(
-            f"--resume: {part} is not there, so no run of {out} is unfinished: choose another --out, or delete {out}"
-        )
-    if not resume or not part.is_dir():  # it may be the remains of a finished run
+    part = training.run_folder.folders(out)[1]
+    if not (resume and part.is_dir()):  # it may be the remains of a finished run
         check_new(out)
+    _begun.append(part)
 
 
 def read_problems(
@@ -144,29 +133,22 @@ def read_problems(
     seed: int,
     shots: int = 0,
 ) -> tuple[list[str], "list[tasks.base.Problem]", "tasks.base.AnswerTask | None", str]:
-    """Return the prompts, their problems, the task, and their name in records."""
+    """Return the prompts, their problems, the task, and their name in records: that of the file, without its path."""
     if prompts is not None:
-        if task is not None or data is not None:
-            raise ValueError("--prompts and --task are two sources: pass one of them")
-        if shots:
-            raise ValueError("--shots are of --task gsm8k: leave them out, or pass --task")
+        if task is not None or data is not None or shots:
+            raise ValueError("--prompts is in place of --task, --data and --shots: leave them out")
         return tasks.prompts.read_prompts(prompts, limit), [], None, prompts.name
-    if task is None and model is not None:
-        raise ValueError("nothing to continue: pass --prompts or --task with --model")
     name = DEMO if task is None else task
-    if name == DEMO and model is not None:
-        raise ValueError("--task demo is for the demo models: pass another task, or --prompts, with --model")
-    if name == "code":
-        raise ValueError("--task code runs what a model wrote, which hf-lossy mine alone does: pass another task")
-    found = tasks.load.load_task(name, data=data, seed=seed, shots=shots)
-    problems = found.problems(DEMO_LIMIT if limit is None and name == DEMO else limit)
-    return [problem.prompt for problem in problems], problems, found, name_source(name, data, shots)
-
-
-def name_source(task: str, data: Path | None, shots: int) -> str:
-    """Return the name of a task's problems in records: the file's name, without its path."""
-    source = Path(task).name if data is None else f"{Path(task).name}, {data.name}"
-    return f"{source}, {shots} worked examples" if shots else source
+    check_source(name, model)
+    loaded = tasks.load.load_task(name, data=data, seed=seed, shots=shots)
+    problems = loaded.problems(DEMO_LIMIT if limit is None and name == DEMO else limit)
+    source = Path(name).name if data is None else f"{Path(name).name}, {data.name}"
+    return (
+        [problem.prompt for problem in problems],
+        problems,
+        loaded,
+        source + f", {shots} worked examples" * (shots > 0),
+    )
 
 
 def remove_duplicates(problems: "Sequence[tasks.base.Problem]", source: str) -> "list[tasks.base.Problem]":
@@ -174,37 +156,15 @@ def remove_duplicates(problems: "Sequence[tasks.base.Problem]", source: str) -> 
 
     Raises: `ValueError`, one line, for a problem without a right answer.
     """
-    found = list({problem.prompt: problem for problem in reversed(problems)}.values())[::-1]
-    if len(found) < len(problems):
+    unique = list({problem.prompt: problem for problem in reversed(problems)}.values())[::-1]
+    if len(unique) < len(problems):
         warnings.warn(
-            f"{source}: {len(problems) - len(found)} of {len(problems)} problems are repetitions, and each problem counts once",
+            f"{source}: {len(problems) - len(unique)} of {len(problems)} problems are repetitions, and each problem counts once",
             stacklevel=2,
         )
-    unknown = next((i for i, problem in enumerate(found, 1) if problem.gold is None), None)
+    unknown = next((i for i, problem in enumerate(unique, 1) if problem.gold is None), None)
     if unknown is not None:
         raise ValueError(
             f"{source}: problem {unknown} has no right answer, and without one no loss can be told: add `answer`"
         )
-    return found
-
-
-def announce_missing_intervals(prompts: int, sizes: Sequence[int]) -> None:
-    """Print before a run if its speeds will have no interval, and how many prompts would give one."""
-    if few := sorted({size for size in sizes if prompts // size < stats.intervals.FEWEST}):
-        made = ", ".join(f"{prompts // size}{' batches' * (size == few[0])} of {size}" for size in few)
-        least = stats.intervals.FEWEST
-        show(f"{prompts} prompts make {made}, and an interval needs {least}: use --limit {least * few[-1]} or more")
-
-
-@contextmanager
-def resumable(store: "evaluation.results.ResultStore") -> Iterator[None]:
-    """Tell how to resume if the context is interrupted, and release the folder for other processes. store: the run's answers."""
-    if not isinstance(store, evaluation.results.ResultFolder):  # only in memory
-        yield
-        return
-    try:
-        with hint_resume(store.out):
-            yield
-    except BaseException:
-        store.release()
-        raise
+    return unique

@@ -1,6 +1,7 @@
 """`hf-lossy fit`: train SPRINTER's verifier, AutoJudge's classifier, SpecDec++'s head or an EAGLE-3 or DSpark drafter on collected data."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,17 +14,15 @@ from ..terminal import console, show, table
 from ..validation import require
 from . import _options
 from ._models import load_alone, load_models
-from ._printing import show_evidence
-from ._runs import check_out, hint_resume
+from ._runs import check_out
 
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
-    from ..methods.autojudge.fit import JudgeReport
+    from ..training.head_quality import Evidence
 
 SHOWN = 8  # rows in the table of thresholds
 CollectedStates = Annotated[Path, typer.Argument(help="folder that `hf-lossy collect --for eagle3` wrote")]
+FITTING = "datasets", "sklearn", "matplotlib", "jinja2"
 
 
 @_options.command
@@ -45,31 +44,21 @@ def fit_sprinter_command(
 
       hf-lossy fit sprinter data --out head --head mlp --lambda 1 --lambda 1.2 --lambda 1.5
     """
-    require("this command", "datasets", "sklearn", "matplotlib", "jinja2")
-
+    require("this command", *FITTING)
     settings = training.head_training.HeadFitSettings(kind=head, width=width, balance=balance, seed=seed)
     fitted, reports = methods.fit_sprinter(data, out, lam or (), settings)
-    figures = table("λ", "AUROC", "Brier", "acceptable", "η_TP", "η_FP")
-    for r in reports:
-        row = r.row_at(0.5)
-        shares = f"{r.acceptance:.1%}", f"{row['eta_tp']:.3f}", f"{row['eta_fp']:.3f}"
-        figures.add_row(f"{r.lam:g}", f"{r.auroc:.3f}", f"{r.brier:.4f}", *shares)
-    console().print(figures)
+    rates = [(r.row_at(0.5)["eta_tp"], r.row_at(0.5)["eta_fp"]) for r in reports]
+    rows = [(r.lam, r.auroc, r.brier, r.acceptance, *rate) for r, rate in zip(reports, rates, strict=True)]
+    show_figures(("λ", "AUROC", "Brier", "acceptable", "η_TP", "η_FP"), rows)
     show(
         "AUROC (1: all ranked right, 0.5: chance) on held-out prompts; Brier: squared error of the probability;\n"
         "η_TP and η_FP: acceptable and unacceptable tokens taken for acceptable, at τ = 0.5\n"
     )
-    share = training.head_quality.format_share
-    for r in reports:
-        counts = r.evidence.counts
-        rates = zip(("eta_tp", "eta_fp"), (counts["acceptable"], counts["unacceptable"]), strict=True)
-        hits, misses = (share(round(r.row_at(0.5)[name] * count), count) for name, count in rates)
-        show(f"λ = {r.lam:g}: {r.evidence}; at τ = 0.5 η_TP {hits}, η_FP {misses}")
     same = len(reports) > 1 and not fitted.config.decoding.get("do_sample")
     note = "; greedy distributions are 0 or 1, so every λ ≥ 1 gives the same labels" if same else ""
     which = ", the one of `collect` or else the first," if len(reports) > 1 else ","
-    show(f"{out}: the head for λ = {fitted.config.lam:g}{which} with its card and plots{note}")
     saved = next(r for r in reports if r.lam == fitted.config.lam)
+    show(f"{out}: the head for λ = {saved.lam:g}{which} with its card and plots{note}; {saved.evidence}")
     show_evidence(saved.evidence, f"hf-lossy compare --policies svip,sprinter:head={out}")
 
 
@@ -89,8 +78,7 @@ def fit_specdec_command(
 
       hf-lossy fit specdec data --out head --width 64 --weight 6
     """
-    require("this command", "datasets", "sklearn", "matplotlib", "jinja2")
-
+    require("this command", *FITTING)
     settings = training.head_training.HeadFitSettings(kind=head, width=width, seed=seed)
     fitted, report = methods.fit_specdec(data, out, settings, weight=weight)
     show(
@@ -129,23 +117,23 @@ def fit_autojudge_command(
 
       hf-lossy fit autojudge mined --out judge --features target --folds 5
     """
-    require("this command", "datasets", "sklearn", "matplotlib", "jinja2")
+    require("this command", *FITTING)
     models.check_learnable(drafters=False)
     check_new(out, "fit again")  # before models are loaded
-
-    loading = _options.LoadOptions(dtype=dtype, device=device)
     settings = methods.JudgeSettings(model=features, position=position, recall=recall, folds=folds, seed=seed)
-    target, draft, tokenizer = load_models(models, loading)
+    target, draft, tokenizer = load_models(models, _options.LoadOptions(dtype=dtype, device=device))
     fitted, report = methods.fit_autojudge(data, out, target, draft, tokenizer, settings)
-    console().print(_tabulate_thresholds(report))
+    names, step = ("threshold", "recall", "accepted"), max(1, len(report.thresholds) // SHOWN)
+    rows = [tuple(row[name] for name in names) for row in report.thresholds]
+    few = [row for i, row in enumerate(rows) if i % step == 0 or row[0] == report.threshold]
+    show_figures(("threshold", "important rejected", "unimportant accepted"), few)
     source = f"out of {report.folds} folds" if report.folds else "held out"
-    counts = report.evidence.counts
+    counts, share, row = report.evidence.counts, training.head_quality.format_share, report.row_at(report.threshold)
     show(
         f"{sum(counts.values())} mismatches {source}, {counts['important']} important; in all {report.mismatches} of "
         f"{report.problems} problems, {report.important:.1%} important\n"
     )
     late = f"; {report.unconverged} fits ended before they converged" if report.unconverged else ""
-    row, share = report.row_at(report.threshold), training.head_quality.format_share
     rejected = share(round(row["recall"] * counts["important"]), counts["important"])
     accepted = share(round(row["accepted"] * counts["unimportant"]), counts["unimportant"])
     show(
@@ -153,12 +141,9 @@ def fit_autojudge_command(
         f"its threshold {report.threshold:.10g} rejects {rejected} of the important tokens and accepts {accepted} of the others"
     )
     folder = out if out.is_absolute() else f"./{out}"  # a bare name would be a rule's
-    arguments = "--task demo"
-    if models.model:
-        arguments = f"{models.format()} --task {fitted.config.training['task']} --data FILE"
-    show_evidence(
-        report.evidence, f"hf-lossy compare {arguments} --policies svip,{folder}", "which answers it changes"
-    )
+    measure = f"hf-lossy compare --task {fitted.config.training['task']} --policies svip,{folder}"
+    others = "" if models.model is None else ", with --model, --assistant and --data"
+    show_evidence(report.evidence, measure + others, "which answers it changes")
 
 
 @_options.command
@@ -217,32 +202,27 @@ def _fit_drafter(
     require("this command", "accelerate", "jinja2")
     check_out(out, running.resume)
     target = load_alone(model, loading)[0]
-    with hint_resume(out):
-        _, report = methods.fit_drafter(target, data, out, settings, resume=running.resume)
+    _, report = methods.fit_drafter(target, data, out, settings, resume=running.resume)
     if report is None:  # another process has the figures
         return
-    places = table("place of a draft", "accepted, %", "95 %")
-    for place, share in enumerate(report.acceptance, 1):
-        if share is None:
-            places.add_row(str(place), "no draft came to it", "")
-            continue
-        between = "" if share.low is None or share.high is None else f"{share.low:.1%} to {share.high:.1%}"
-        places.add_row(str(place), f"{share.value:.1%}", between)
-    console().print(places)
-    call = report.tokens_per_call
-    show(
-        f"{out}: {call.value:.2f} tokens a call of the target on {report.texts} held-out texts, drafting {settings.steps}"
+    shares = [share for share in report.acceptance if share is not None]  # no draft came to the others
+    show_figures(
+        ("position in a draft", "accepted", "low", "high"), [(i, *share) for i, share in enumerate(shares, 1)]
     )
+    figure = f"{report.tokens_per_call.value:.2f} tokens a call of the target on {report.texts} held-out texts"
+    show(f"{out}: {figure}, drafting {settings.steps}")
 
 
-def _tabulate_thresholds(report: "JudgeReport") -> "Table":
-    """Return a table of a few of the thresholds, including the default."""
-    rows = report.thresholds
-    step = max(1, len(rows) // SHOWN)
-    shown = table("threshold", "important rejected", "unimportant accepted")
-    for i, row in enumerate(rows):
-        default = row["threshold"] == report.threshold
-        if default or i % step == 0:
-            mark = " (default)" if default else ""
-            shown.add_row(f"{row['threshold']:.10g}{mark}", f"{row['recall']:.3f}", f"{row['accepted']:.3f}")
-    return shown
+def show_figures(columns: Sequence[str], rows: "Sequence[Sequence[float | None]]") -> None:
+    """Print figures with at most four digits; a dash for none."""
+    figures = table(*columns)
+    for row in rows:
+        figures.add_row(*("–" if value is None else f"{value:.4g}" for value in row))
+    console().print(figures)
+
+
+def show_evidence(evidence: "Evidence", command: str, what: str = "how fast it is") -> None:
+    """Print at most two lines on a fitted head. command: measures `what`, which was not measured here."""
+    if evidence.warning is not None:
+        show(f"warning: {evidence.warning}")
+    show(f"see {what}: {command}" if evidence.verdict is None else evidence.verdict)

@@ -8,11 +8,11 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from .. import artifacts, evaluation, policy
+from .. import policy
 from ..registry import KINDS, REQUIRED, find_entry
 from ..registry.registry import CatalogEntry, build_catalog
 from ..terminal import PlainConsole, console, show, show_json
-from ..validation import nearest, require
+from ..validation import nearest
 from . import _options
 from .published import find_published
 
@@ -87,26 +87,6 @@ def suggest_command(
 
 
 @_options.command
-def report_command(
-    *,
-    folders: Annotated[
-        list[Path], typer.Argument(help="folders that compare, tune, fit sprinter or fit autojudge wrote")
-    ],
-    out: Annotated[Path, "the page to write"] = Path("report.html"),
-) -> None:
-    """Write a self-contained page with figures and intervals, pictures of speed and quality, and the quality of heads.
-
-    Example:
-
-      hf-lossy report found tuned head --out report.html
-    """
-    require("this command", "scipy", "jinja2", "matplotlib")
-    artifacts.files.check_file("--out", out)
-    artifacts.files.write_text(out, evaluation.report_page.render_page(folders))
-    show(f"{out}: {len(folders)} {'folder' if len(folders) == 1 else 'folders'}")
-
-
-@_options.command
 def push_command(
     path: Annotated[Path, typer.Argument(help="folder of a head, policy, profile, drafter, models or dataset, …")],
     repo_id: Annotated[str, typer.Argument(help="repository on the Hub: org/name")],
@@ -141,8 +121,6 @@ def pull_command(
 
       hf-lossy pull datasets/org/name --out data
     """
-    if local_files_only and force_download:
-        raise ValueError("--local-files-only and --force-download contradict each other: pass one of them")
     where = {"local_files_only": local_files_only, "force_download": force_download}
     show(policy.sharing.pull(repo_id, out, revision=revision, token=token, **where))
 

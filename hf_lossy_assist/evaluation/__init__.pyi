@@ -5,7 +5,5 @@ from . import comparison as comparison
 from . import lm_eval_models as lm_eval_models
 from . import metrics as metrics
 from . import recommend as recommend
-from . import report_page as report_page
-from . import results as results
 from . import tuning as tuning
 from . import writer as writer

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from transformers import CompileConfig, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase, StaticCache
@@ -25,31 +26,22 @@ CONSTANT = {"num_assistant_tokens_schedule": "constant", "assistant_confidence_t
 
 
 @dataclass(frozen=True)
-class ArmFacts:
-    """Description of a way to continue prompts, as stored in a run's record.
+class Arm:
+    """One way to continue prompts.
 
     Args:
         kind: "target", "assisted" (Transformers', which takes one prompt at a time and does not report its calls of
             the target), or "policy".
         draft: name of what drafts.
+        write: takes keyword arguments of `generate`, returns its output; None: of a run that has ended.
+        optional: left out if it fails: Transformers cannot compile every model, and not every draft fits every policy.
     """
 
     name: str
     kind: Literal["target", "assisted", "policy"]
     lossless: bool = True
     draft: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Arm(ArmFacts):
-    """One way to continue prompts.
-
-    Args:
-        write: takes keyword arguments of `generate`, returns its output.
-        optional: left out if it fails: Transformers cannot compile every model, and not every draft fits every policy.
-    """
-
-    write: Write
+    write: Write | None = None
     policy: LossyPolicy | None = None
     optional: bool = False
 
@@ -81,15 +73,22 @@ def make_arms(
     """
     refuse_config(target)
     stock = type(target).generate
-    arms = [Arm(TARGET, "target", write=lambda **settings: stock(target, **settings))]
+    arms = [Arm(TARGET, "target", write=partial(stock, target))]
     if capacity is not None:
         arms.append(Arm(STATIC, "target", write=make_static_writer(target, capacity), optional=True))
     drafts = draft if isinstance(draft, Mapping) else {"": draft}
     several = len(drafts) > 1
     for label, model in drafts.items():
         if assisted and not isinstance(model, Drafter):
-            for name, write, optional in _list_assisted(target, model, gamma, (WITH + label) * several, compiled):
-                arms.append(Arm(name, "assisted", True, label or None, write=write, optional=optional or several))
+            suffix, fixed = (WITH + label) * several, {"num_assistant_tokens": gamma, **CONSTANT}
+            writers = {f"assisted{suffix}": make_assisted_writer(target, model, {})}
+            writers[f"assisted γ={gamma}{suffix}"] = make_assisted_writer(target, model, fixed)
+            if compiled and STATIC_DRAFTS:
+                write = make_assisted_writer(target, model, fixed, **static_settings())
+                writers[f"assisted γ={gamma}{suffix}{COMPILED}"] = write
+            for name, write in writers.items():
+                optional = several or name.endswith(COMPILED)
+                arms.append(Arm(name, "assisted", True, label or None, write=write, optional=optional))
     enable(target)
     forms = {"": {"disable_compile": True}} | ({COMPILED: {"compile_config": CompileConfig()}} if compiled else {})
     for label, model in drafts.items():
@@ -99,27 +98,9 @@ def make_arms(
                 if name in {arm.name for arm in arms}:
                     raise ValueError(f"{name} is what another arm is called: write ./{name} for the folder")
                 arguments = {**settings, "assistant_model": model, "lossy_policy": policy, "tokenizer": tokenizer}
-                write, draft_name = _make_policy_writer(target, arguments), label or None
-                arms.append(
-                    Arm(name, "policy", policy.lossless, draft_name, write=write, policy=policy, optional=several)
-                )
+                write = partial(target.generate, **arguments)
+                arms.append(Arm(name, "policy", policy.lossless, label or None, write, policy, optional=several))
     return arms
-
-
-def _list_assisted(
-    target: PreTrainedModel, draft: PreTrainedModel, gamma: int, suffix: str, compiled: bool
-) -> Iterator[tuple[str, Write, bool]]:
-    """Yield name and writer of each form of Transformers' assisted generation, and whether it may fail to compile."""
-    fixed = {"num_assistant_tokens": gamma, **CONSTANT}
-    yield "assisted" + suffix, make_assisted_writer(target, draft, {}), False
-    yield f"assisted γ={gamma}{suffix}", make_assisted_writer(target, draft, fixed), False
-    if compiled and STATIC_DRAFTS:
-        write = make_assisted_writer(target, draft, fixed, **static_settings())
-        yield f"assisted γ={gamma}{suffix}{COMPILED}", write, True
-
-
-def _make_policy_writer(target: PreTrainedModel, arguments: Mapping[str, object]) -> Write:
-    return lambda **settings: target.generate(**arguments, **settings)
 
 
 def make_assisted_writer(

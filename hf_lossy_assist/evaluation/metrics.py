@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from ..stats.intervals import Estimate, mcnemar, rate, ratio, wilson
 from ..stats.speculation import EXACT, name_guarantee
 from ..terminal import digits
-from .arms import COMPILED, TARGET, WITH, ArmFacts
+from .arms import COMPILED, TARGET, WITH, Arm
 from .writer import ArmOutput
 
 
@@ -123,7 +123,7 @@ def format_row(metrics: ArmMetrics, dtype: object) -> list[dict[str, str]]:
     ]
 
 
-def compute_metrics(answers: Sequence[ArmOutput], arms: Iterable[ArmFacts]) -> list[ArmMetrics]:
+def compute_metrics(answers: Sequence[ArmOutput], arms: Iterable[Arm]) -> list[ArmMetrics]:
     """Return the metrics of every arm at every batch size, in the order of `arms`; arms are compared on the same prompts."""
     metrics_found: list[ArmMetrics] = []
     by: defaultdict[tuple[int, str], list[ArmOutput]] = defaultdict(list)
@@ -139,7 +139,7 @@ def compute_metrics(answers: Sequence[ArmOutput], arms: Iterable[ArmFacts]) -> l
 
 
 def _measure_arm(
-    arm: ArmFacts, outputs: list[ArmOutput], target: list[ArmOutput], assisted: list[ArmOutput] | None, arms: int
+    arm: Arm, outputs: list[ArmOutput], target: list[ArmOutput], assisted: list[ArmOutput] | None, arms: int
 ) -> ArmMetrics:
     prompts = {answer.prompt for answer in outputs}
     base = [answer for answer in target if answer.prompt in prompts]

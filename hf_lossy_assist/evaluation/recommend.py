@@ -5,7 +5,7 @@ from math import ceil, log
 
 from ..policy.parse import FALLBACK, is_short_form, list_parts
 from ..stats.intervals import FEWEST, Estimate
-from .arms import COMPILED, STATIC
+from .arms import STATIC
 from .metrics import ArmMetrics
 
 
@@ -25,8 +25,6 @@ def recommend(metrics: Sequence[ArmMetrics], batch_size: int) -> str:
     lossy = [arm for arm in policies if not arm.lossless and arm.speed > to_beat]
     if lossy:
         sentences.append(_describe_lossy(max(lossy, key=lambda arm: arm.speed)))
-    if alone.arm == STATIC and (best is None or not best.arm.endswith(COMPILED)) and sentences[0].startswith(STATIC):
-        sentences.append("compiled rounds were not measured: --compile")
     return "; ".join(sentences)
 
 

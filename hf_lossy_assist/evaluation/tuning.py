@@ -18,13 +18,13 @@ from ..artifacts.certificate import Certificate
 from ..drafters.base import Drafter
 from ..policy.parse import add_parameter, as_policy, is_short_form, list_parts, strip_paths
 from ..policy.policy import LossyPolicy, compute_fingerprint
-from ..registry import Entry, Kind, Names, find_entry
+from ..registry import Kind, Names, find_entry
 from ..stats.intervals import FEWEST, gain_bound, harm_bound, harms_allowed, net_bound, problems_needed
 from ..tasks.base import Problem
+from ..training.run_folder import RunFolder
 from .arms import TARGET, Arm, Loaded, make_arms
 from .comparison import ComparisonResult, compare_arms, list_batches
 from .metrics import ArmMetrics, compute_gain
-from .results import ResultStore
 from .writer import TextWriter
 
 
@@ -95,21 +95,15 @@ def certify(
         for step in ladder:
             trial = tried[step.name]
             harm = harm_bound(trial.harms, trial.problems, share)
+            net = net_bound(trial.harms, trial.gains, trial.problems, share)
             climbing = climbing and harm <= max_loss
-            results.append(
-                CertificationResult(
-                    step, trial, harm, net_bound(trial.harms, trial.gains, trial.problems, share), climbing
-                )
-            )
+            results.append(CertificationResult(step, trial, harm, net, climbing))
     return results
 
 
 def find_fastest(results: Sequence[CertificationResult]) -> CertificationResult | None:
     """Return the fastest certified result, or None."""
     return max((result for result in results if result.certified), key=lambda result: result.tried.speed, default=None)
-
-
-KINDS: tuple[Kind, ...] = ("rule", "method")  # entries that have ladders
 
 
 @dataclass(frozen=True)
@@ -146,29 +140,28 @@ def parse_search_space(texts: Sequence[str]) -> SearchSpace:
 
 def expand(text: str) -> list[str]:
     """Return the settings that a text stands for, from strict to lax; the text alone if it names no ladder."""
-    if not (is_short_form(text) or text in Names("rule") or text in Names("method")):
-        return [text]
-    for name, options in list_parts(text):
-        entry = _find_ladder_entry(name)
-        if entry is not None and entry.ladder is not None and entry.ladder[0] not in options:
-            parameter, values = entry.ladder
-            return [add_parameter(text, name, parameter, value) for value in values]
+    for name, options in _list_parts(text):
+        ladder = _find_ladder(name)
+        if ladder is not None and ladder[0] not in options:
+            return [add_parameter(text, name, ladder[0], value) for value in ladder[1]]
     return [text]
 
 
-def _find_ladder_entry(name: str) -> Entry | None:
-    for kind in KINDS:
-        if name in Names(kind):
-            found = find_entry(kind, name)
-            if found.ladder is not None:
-                return found
-    return None
+def _list_parts(text: str) -> list[tuple[str, set[str]]]:
+    """Return the parts of a short form with their options; a name, a folder or JSON is one without options."""
+    return list_parts(text) if is_short_form(text) else [(text, set())]
+
+
+def _find_ladder(name: str) -> tuple[str, Sequence[object]] | None:
+    """Return the parameter of a rule or method that a search tries, and its values from strict to lax."""
+    kinds: tuple[Kind, ...] = ("rule", "method")
+    entries = (find_entry(kind, name) for kind in kinds if name in Names(kind))
+    return next((entry.ladder for entry in entries if entry.ladder is not None), None)
 
 
 def _name_ladder(name: str) -> str:
     """Return the name of a single setting's ladder: settings of one rule form a ladder in the order in which they were given."""
-    names = [step for step, _ in list_parts(name)] if is_short_form(name) else [name]
-    return next((step for step in names if _find_ladder_entry(step) is not None), name)
+    return next((step for step, _ in _list_parts(name) if _find_ladder(step) is not None), name)
 
 
 @dataclass(frozen=True)
@@ -206,18 +199,16 @@ def tune_policies(
     problems: Sequence[Problem],
     prompts: Sequence[str],
     search: Search,
-    *,
-    store: ResultStore | None = None,
+    run: RunFolder | None = None,
 ) -> TuningResult:
     """Try every setting on the first problems and certify candidates on the rest.
 
     Args:
         writer: with the task that judges answers. prompts: the problems' texts as given to the models.
-        store: stores answers, so that an interrupted run resumes. Its processes share the batches, and all return the same.
+        run: has the answers, so that an interrupted run resumes, see `compare_arms`.
 
     Raises: `ValueError`, one line, if the target has so few right answers that a policy with none would be certified.
     """
-    store = ResultStore() if store is None else store
     models, decoding, task = (writer.target, draft, writer.tokenizer), writer.decoding, writer.task
 
     def measure(policies: Mapping[str, LossyPolicy], first: int, end: int) -> ComparisonResult:
@@ -227,7 +218,7 @@ def tune_policies(
 
         batches, what = list_batches(end, [search.batch_size], first), "certifying" if first else "trying settings"
         arms, loaded = make(models)[1], (models, make)
-        return compare_arms(writer, arms, prompts, batches, store=store, problems=problems, loaded=loaded, what=what)
+        return compare_arms(writer, arms, prompts, batches, run, problems=problems, loaded=loaded, what=what)
 
     first = measure(space.policies, 0, search.first).metrics
     by = {metrics.arm: metrics for metrics in first}
@@ -238,16 +229,12 @@ def tune_policies(
             f"be certified at {search.max_loss:.2%}: see --max-new-tokens and --chat"
         )
     best_lossless = max((by[name] for name in space.lossless), key=lambda arm: arm.speed)
-    tried = {metrics.arm: _make_trial(metrics) for metrics in first}
     to_beat = max(best_lossless.speed, by[TARGET].speed)
-    chosen = choose_candidates(space.steps, tried, to_beat, search.max_loss)
-    second = measure(
-        {name: space.policies[name] for name in (best_lossless.arm, *(step.name for step in chosen))},
-        search.first,
-        len(prompts),
-    )
+    chosen = choose_candidates(space.steps, _make_trials(first), to_beat, search.max_loss)
+    certifying = {name: space.policies[name] for name in (best_lossless.arm, *(step.name for step in chosen))}
+    second = measure(certifying, search.first, len(prompts))
     later = {metrics.arm: metrics for metrics in second.metrics}
-    results = certify(chosen, {s.name: _make_trial(later[s.name]) for s in chosen}, search.max_loss, search.delta)
+    results = certify(chosen, _make_trials(second.metrics), search.max_loss, search.delta)
     best, lossless = find_fastest(results), later[best_lossless.arm]
     rival = max(lossless, later[TARGET], key=lambda arm: arm.speed).arm
     if best is not None and not _is_faster(second, best.step.name, rival):
@@ -255,8 +242,8 @@ def tune_policies(
     return TuningResult(first, second.metrics, results, best, lossless)
 
 
-def _make_trial(metrics: ArmMetrics) -> TrialResult:
-    return TrialResult(metrics.speed, metrics.worse, metrics.better, metrics.judged)
+def _make_trials(metrics: Sequence[ArmMetrics]) -> dict[str, TrialResult]:
+    return {arm.arm: TrialResult(arm.speed, arm.worse, arm.better, arm.judged) for arm in metrics}
 
 
 def _is_faster(result: ComparisonResult, arm: str, other: str) -> bool:
@@ -289,12 +276,9 @@ def make_certificate(
     Args:
         facts: the run's, as in its record. decoding: settings of all arms.
     """
-    best = result.best
+    best, by = result.best, {metrics.arm: metrics for metrics in result.certified}
     if best is None:
         return None
-    metrics, target = (
-        next(metrics for metrics in result.certified if metrics.arm == name) for name in (best.step.name, TARGET)
-    )
     models = {
         role: facts[role] | {"weights": facts[f"{role}_weights"], "dtype": facts[f"{role}_dtype"]}
         for role in ("target", "draft")
@@ -304,7 +288,7 @@ def make_certificate(
         fingerprint=compute_fingerprint(space.policies[best.step.name]),
         task=facts["source"],
         problems=best.tried.problems,
-        right=target.right or 0,
+        right=by[TARGET].right or 0,
         harms=best.tried.harms,
         gains=best.tried.gains,
         harm_bound=best.harm,
@@ -314,7 +298,7 @@ def make_certificate(
         tried=len(space.steps),
         batch_size=search.batch_size,
         speed=best.tried.speed,
-        of_target=metrics.of_target.value,
+        of_target=by[best.step.name].of_target.value,
         models=models,
         decoding=dict(decoding),
         data=facts["prompts_sha256"],

@@ -3,9 +3,8 @@
 import time
 from bisect import bisect_left
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteria, StoppingCriteriaList
@@ -59,33 +58,6 @@ class ArmOutput:
     num_lossy_accepts: int = 0
     num_unchecked_tokens: int = 0
     right: bool | None = None
-
-    def to_dict(self) -> dict[str, object]:
-        """Return a line of Spec-Bench's answer files, with additional fields."""
-        fields = asdict(self)
-        choice = {
-            "index": 0,
-            "turns": [fields.pop("text")],
-            "decoding_steps": [fields["target_calls"]],
-            "new_tokens": [len(self.token_ids)],
-            "wall_time": [fields.pop("seconds")],
-            "accept_lengths": fields.pop("accept_lengths"),
-        }
-        return {"question_id": fields.pop("prompt"), "model_id": fields.pop("arm"), "choices": [choice], **fields}
-
-    @classmethod
-    def from_dict(cls, line: dict[str, Any]) -> "ArmOutput":
-        """Read the form written by `to_dict`."""
-        fields = {name: value for name, value in line.items() if name != "sha256"}  # a seal of earlier versions
-        [choice] = fields.pop("choices")
-        return cls(
-            arm=fields.pop("model_id"),
-            prompt=fields.pop("question_id"),
-            text=choice["turns"][0],
-            seconds=choice["wall_time"][0],
-            accept_lengths=choice["accept_lengths"],
-            **fields,
-        )
 
 
 class FirstToken(BaseStreamer):
@@ -162,6 +134,7 @@ class TextWriter:
             # A criterion, since Transformers' assisted generation passes `stop_strings` to the draft without the tokenizer.
             settings["stopping_criteria"] = StoppingCriteriaList([self._criterion(arm, inputs["input_ids"].shape[1])])
         torch.manual_seed(self.decoding.seed + unit)
+        assert arm.write is not None
         with counted_calls(self.target) if arm.kind == "assisted" else nullcontext([0]) as calls:
             wait_for(device_of(self.target))
             began = time.perf_counter()

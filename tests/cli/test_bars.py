@@ -25,16 +25,6 @@ def test_a_bar_shows_parts_and_what_is_left(capsys):
     assert last.startswith("mining:  42%|") and "3.4/8 problems, " in last and "to go" in last
 
 
-def test_what_was_done_before_does_not_count_for_the_speed():
-    with Bar(8, "collecting", "batches") as bar:
-        bar.skip(4)
-        assert bar.done == 4 and bar._bar.format_dict["initial"] == 4
-    with Bar(8, "collecting", "batches", quiet=True) as quiet:
-        quiet.skip(4)
-        quiet.to(5)
-        quiet.say("x")
-
-
 @pytest.fixture
 def moves(monkeypatch):
     """Where each bar stood, move by move."""

@@ -18,10 +18,8 @@ CANNOT_BE_SET = [
     ("num_beams", "--set: expected NAME=VALUE such as num_beams=1, got 'num_beams'"),
     ("do_sample=true", "--set do_sample: the command decides it: pass --do-sample"),
     ("cache_implementation=fast", "--set 'cache_implementation=fast': Invalid `cache_implementation` (fast)"),
-    ("_commit_hash=1", "unknown setting '_commit_hash'"),
     ("num_assistant_tokens=9", "--set num_assistant_tokens: the policy decides it: pass a stop"),
     ("watermarking_config=5", "--set 'watermarking_config=5': "),
-    ("pad_token_id=[0,1]", "pad_token_id: expected one token id, got [0, 1]"),
     ("suppress_tokens=5", "--set 'suppress_tokens=5': "),
 ]
 
@@ -38,10 +36,10 @@ def test_json_is_one_object_with_the_promised_keys(hf_lossy, tmp_path):
     file = tmp_path / "prompts.jsonl"
     file.write_text("".join(json.dumps({"prompt": p.prompt}) + "\n" for p in problems))
     report = hf_lossy("generate", "--prompts", file, "--policy", "svip", "--batch-size", 2, "--json").json
-    assert list(report) == ["model", "assistant", "policy", "seconds", "speculation", "outputs"]
+    assert list(report) == ["model", "assistant", "drafter", "policy", "seconds", "speculation", "outputs"]
     assert [o["prompt"] for o in report["outputs"]] == [p.prompt for p in problems]
     for output, problem in zip(report["outputs"], problems, strict=True):
-        assert set(output) == {"prompt", "text", "token_ids", "speculation"}
+        assert set(output) == {"prompt", "text", "token_ids", "finish_reason", "speculation"}
         assert demo.answer(output["text"]) == problem.answer
         assert len(output["token_ids"]) == output["speculation"]["num_new_tokens"]
         assert len(output["token_ids"]) == len(output["speculation"]["token_sources"])
@@ -64,8 +62,8 @@ def test_a_drafter_of_the_registry_writes_the_targets_text(hf_lossy, drafter):
     call = ("generate", "--max-new-tokens", 24, "--batch-size", 3, "--json")
     alone, report = hf_lossy(*call, "--policy", "target").json, hf_lossy(*call, "--drafter", drafter).json
     assert [o["token_ids"] for o in report["outputs"]] == [o["token_ids"] for o in alone["outputs"]]
-    assert report["drafter"] == drafter and "drafter" not in alone
-    assert report["assistant"] == ("demo/draft" if drafter == "composite" else None)
+    assert report["drafter"] == drafter and alone["drafter"] is None
+    assert ("draft" in report["speculation"]["forwards"]) == (drafter == "composite")
 
 
 @pytest.mark.full
@@ -74,13 +72,6 @@ def test_sampling_is_reproducible_by_seed(hf_lossy):
     runs = [hf_lossy(*sampled, "--seed", seed).json["outputs"] for seed in (1, 1, 2)]
     ids = [[output["token_ids"] for output in run] for run in runs]
     assert ids[0] == ids[1] != ids[2]
-
-
-def test_streaming_prints_the_text_once(hf_lossy):
-    prompt = demo.problems(1, seed=4)[0].prompt
-    done = hf_lossy("generate", "--prompt", prompt, "--stream")
-    assert done.code == 0, done.err
-    assert done.out.count("The answer is") == 1
 
 
 @pytest.mark.parametrize(
@@ -94,11 +85,11 @@ def test_streaming_prints_the_text_once(hf_lossy):
         (["--dtype", "float7"], "float7"),
         (["--device", "tpu9"], "tpu9"),
         (["--dtype", "int8", "--device", "cuda"], "pass device cpu"),
-        (["--stream", "--json"], "--stream"),
+        (["--model", "/nonexistent/model"], "/nonexistent/model"),
         (["--prompt", " "], "empty"),
         (["--drafter", "sufix"], "suffix"),
         (["--drafter", '{"name":'], "JSON"),
-        (["--drafter", "suffix", "--policy", "target"], "leave --fallback and --drafter out"),
+        (["--drafter", "suffix", "--policy", "target"], "leave --drafter out"),
         (["--drafter", "suffix", "--policy", "svip"], "a stop that plans ahead"),
         (["--drafter", "suffix", "--assistant", "somewhere"], "leave assistant out"),
         (

@@ -8,8 +8,8 @@ import sys
 import pytest
 import typer
 
+from hf_lossy_assist.cli import COMMANDS as IN_ORDER
 from hf_lossy_assist.cli import app
-from hf_lossy_assist.cli.app import COMMANDS as IN_ORDER
 
 
 TOP = typer.main.get_command(app)
@@ -30,7 +30,7 @@ RUNNING = {words: command for words, command in COMMANDS.items() if not hasattr(
 
 def test_help_and_refusals_wait_for_no_model_library():
     """Importing torch and Transformers takes ten seconds on a slow machine."""
-    code = "import sys, hf_lossy_assist.cli.app; print(*{'torch', 'transformers', 'numpy', 'datasets'} & set(sys.modules), 'end')"
+    code = "import sys, hf_lossy_assist.cli; print(*{'torch', 'transformers', 'numpy', 'datasets'} & set(sys.modules), 'end')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "end\n"
 

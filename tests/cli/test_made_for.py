@@ -34,8 +34,8 @@ def test_a_head_for_another_kind_of_decoding_is_warned_of(hf_lossy, monkeypatch)
 def test_the_demos_problems_are_not_for_other_models(hf_lossy, tmp_path):
     for command in ("tune", "compare"):
         done = hf_lossy(command, "--policies", "svip", *DEMO, "--task", "demo")
-        assert "--task demo is for the demo models" in done.line
-    assert "--prompts demo is for the demo models" in hf_lossy("collect", *DEMO, "--out", tmp_path / "x").line
+        assert "the demo's problems are for the demo models" in done.line
+    assert "the demo's problems are for the demo models" in hf_lossy("collect", *DEMO, "--out", tmp_path / "x").line
 
 
 GOOD = json.dumps({"prompt": "1 + 1?", "answer": "2"}) + "\n"
@@ -105,7 +105,7 @@ def test_a_task_without_answers(line, tmp_path):
 @pytest.mark.parametrize("command", ["compare", "tune"])
 def test_a_task_whose_answers_are_not_counted(line, tmp_path, command):
     (tmp_path / "rows.jsonl").write_text(GOOD)
-    assert "hf-lossy mine" in line(command, "--task", "code", "--data", tmp_path / "rows.jsonl", *DEMO)
+    assert "allow" in line(command, "--task", "code", "--data", tmp_path / "rows.jsonl", *DEMO)
 
 
 @pytest.fixture(scope="module")

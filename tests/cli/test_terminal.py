@@ -8,13 +8,12 @@ import warnings
 from pathlib import Path
 
 import pytest
-import torch
 
 import hf_lossy_assist as hla
-from hf_lossy_assist import HeadConfig, LinearHead, demo
+from hf_lossy_assist import HeadConfig, LinearHead
 from hf_lossy_assist.artifacts.identity import ModelIdentity
 from hf_lossy_assist.policy.sharing import detect_kind
-from hf_lossy_assist.terminal import console, plain_warnings, show, show_json, streamer
+from hf_lossy_assist.terminal import console, plain_warnings, show, show_json
 from hf_lossy_assist.validation import listed, one_line, visible
 
 
@@ -87,20 +86,6 @@ def test_a_warning_has_an_end(capsys):
     assert len(listed(["y\x1b" * 10**6] * 3)) < 1000
 
 
-def test_text_that_streams(capsys):
-    tokenizer = demo.load().tokenizer
-
-    class Wild:  # a tokenizer whose model has learnt to write such things
-        def decode(self, ids, **settings):
-            return " ".join([WILD] * (1 if isinstance(ids, int) else len(ids))) + "\n"  # Transformers 5.24 asks of one
-
-    for given in (Wild(), tokenizer):
-        stream = streamer(given, skip_prompt=False)
-        stream.put(torch.tensor([5, 6]))
-        stream.end()
-    assert quiet(capsys.readouterr().out)
-
-
 @pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")
 def test_generate_shows_prompts_paths_and_texts_as_text(hf_lossy, tmp_path):
     prompt = f"1 + 1 {WILD} [bold]b[/bold] [/nothing]"
@@ -108,11 +93,10 @@ def test_generate_shows_prompts_paths_and_texts_as_text(hf_lossy, tmp_path):
     policy.mkdir()
     (policy / "policy.json").write_text('{"stop": "svip"}')
     options = ("--prompt", prompt, "--max-new-tokens", 4, "--policy", policy)
-    for more in ((), ("--stream",)):
-        done = hf_lossy("generate", *options, *more)
-        assert done.code == 0, done.err
-        assert quiet(done.out) and f"policy {policy}"[:60] in done.out.replace("\n", "")
-        assert more or "[bold]b[/bold] [/nothing]" in done.out
+    done = hf_lossy("generate", *options)
+    assert done.code == 0, done.err
+    assert quiet(done.out) and f"policy {policy}"[:60] in done.out.replace("\n", "")
+    assert "[bold]b[/bold] [/nothing]" in done.out
     as_json = hf_lossy("generate", *options, "--json")
     assert quiet(as_json.out) and as_json.json["outputs"][0]["prompt"] == prompt
 

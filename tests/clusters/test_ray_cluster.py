@@ -161,9 +161,7 @@ def test_what_is_compared(connected, hf_lossy, tmp_path, command):
         assert done.code == 0, done.err
         lines = [json.loads(line) for line in (tmp_path / name / "answers.jsonl").read_text().splitlines()]
         fields = ("token_ids", "right", "num_accepted_draft_tokens", "target_calls")
-        found[name] = {
-            (line["batch_size"], line["model_id"], line["question_id"]): [line[f] for f in fields] for line in lines
-        }
+        found[name] = {(line["batch_size"], line["arm"], line["prompt"]): [line[f] for f in fields] for line in lines}
     shared = found["alone"].keys() & found["cluster"].keys()
     assert all(found["alone"][key] == found["cluster"][key] for key in shared)
     assert len(shared) == len(found["alone"]) if command == COMPARE else len(shared) >= 2 * 3 + 4 * 2

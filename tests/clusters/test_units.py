@@ -13,8 +13,7 @@ from support.mining import SETTINGS, TASK
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.evaluation.arms import make_arms
-from hf_lossy_assist.evaluation.comparison import compare_arms
-from hf_lossy_assist.evaluation.results import ResultStore
+from hf_lossy_assist.evaluation.comparison import compare_arms, open_run
 from hf_lossy_assist.evaluation.writer import DecodingSettings, TextWriter
 from hf_lossy_assist.methods.autojudge.mine import mine
 from hf_lossy_assist.methods.sprinter.collect import CollectSettings, collect
@@ -145,13 +144,12 @@ def test_texts_in_files_go_on_from_those_that_are_there(hf_lossy, tmp_path):
     ("words", "line"),
     [
         (("--ray", "auto"), "--ray and --resume are for texts in files: pass --out"),
-        (("--out", "texts"), "pass --prompts"),
-        (("--out", "texts", "--prompts", "p.jsonl", "--json"), "pass --prompts, and leave --prompt, --json"),
+        (("--out", "texts"), "--out continues the file of --prompts"),
+        (("--out", "texts", "--prompts", "p.jsonl", "--json"), "leave --prompt, --json and --policy svip out"),
         (("--out", "texts", "--prompts", "none.jsonl"), "there is no file 'none.jsonl'"),
         (("--out", "texts", "--prompts", "p.jsonl", "--set", "num_beams=2"), "num_beams"),
-        (("--out", "empty", "--prompts", "p.jsonl", "--resume"), "--resume: empty.partial is not there, so no run of empty is unfinished"),
+        (("--out", "empty", "--prompts", "p.jsonl", "--resume"), "empty exists: choose another --out"),
         (("--out", "texts", "--prompts", "p.txt"), "--out continues JSON lines (.jsonl), and hla.ray.Writer tables"),
-        (("--out", "texts", "--prompts", "p.jsonl", "--compile"), "--compile and --policy target out"),
         (("--out", "p.jsonl", "--prompts", "p.jsonl"), "p.jsonl exists: choose another --out"),
         (("--out", "texts", "--prompts", "p.jsonl", "--ray", "127.0.0.1:1"), "--ray 127.0.0.1:1: no cluster to work on"),
         (("--out", "texts", "--prompts", "p.jsonl", "--ray", "ray://127.0.0.1:1"), "no cluster to work on ([Errno 111] Connection refused)"),
@@ -197,8 +195,9 @@ def test_what_is_compared_by_workers_that_load_the_models():
         [(1, 0, 0), (1, 1, 1), (2, 0, 0)],
         [],
     )
-    for store in (ResultStore(), ResultStore(Elsewhere())):
-        done = compare_arms(writer, arms, texts, batches, store=store, loaded=(models, make_pair))
+    for processes in (Processes(), Elsewhere()):
+        with open_run(None, {}, processes=processes) as run:
+            done = compare_arms(writer, arms, texts, batches, run, loaded=(models, make_pair))
         assert list(done.left_out) == ["lame"] and len(done.warm_up_seconds) == 4
         found.append([replace(answer, seconds=0.0, first_token=None) for answer in done.answers])
     assert found[0] == found[1] and len(found[0]) == 8

@@ -13,15 +13,11 @@ import pytest
 import torch
 from support import small
 from support.commands import prompts_file
-from support.runs import ARMS, a_run
 from transformers import CompileConfig
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.cli._runs import announce_missing_intervals
 from hf_lossy_assist.evaluation import arms
-from hf_lossy_assist.evaluation.comparison import compare_arms
-from hf_lossy_assist.evaluation.report_page import read_section
-from hf_lossy_assist.evaluation.results import ResultStore
+from hf_lossy_assist.evaluation.comparison import compare_arms, list_batches, open_run
 from hf_lossy_assist.evaluation.writer import DecodingSettings, TextWriter
 from hf_lossy_assist.tasks.math import GSM8K
 
@@ -54,10 +50,10 @@ def test_the_demo_alone(hf_lossy, tmp_path, monkeypatch):
         text = models.target.generate(**ids, max_new_tokens=24, do_sample=False)[
             0, ids["input_ids"].shape[1] :
         ].tolist()
-        by_arm = {line["model_id"]: line for line in lines if line["question_id"] == i}
+        by_arm = {line["arm"]: line for line in lines if line["prompt"] == i}
         assert all(line["token_ids"] == text for line in by_arm.values()) and len(by_arm) == len(names)
-        assert by_arm["target"]["choices"][0]["new_tokens"] == [len(text)] and by_arm["svip"]["first_token"] > 0
-        assert sum(by_arm["strict"]["choices"][0]["accept_lengths"]) >= len(text)
+        assert len(by_arm["target"]["token_ids"]) == len(text) and by_arm["svip"]["first_token"] > 0
+        assert sum(by_arm["strict"]["accept_lengths"]) >= len(text)
         assert 0 < by_arm["assisted γ=5"]["target_calls"] < len(text)
     assert hf_lossy(*SHORT, "--out", tmp_path / "found").line.endswith(
         "choose another --out, or delete it to start again"
@@ -102,7 +98,7 @@ def test_an_interrupted_run_goes_on_to_the_same_texts(hf_lossy, tmp_path, monkey
     assert hf_lossy(*SHORT, *more, "--out", tmp_path / "found", "--resume").code == 0
     assert not (tmp_path / "found.partial").exists()
     one, other = (read(tmp_path / name) for name in ("whole", "found"))
-    key = lambda line: (line["batch_size"], line["model_id"], line["question_id"])  # noqa: E731
+    key = lambda line: (line["batch_size"], line["arm"], line["prompt"])  # noqa: E731
     texts = [{key(line): line["token_ids"] for line in run[0]} for run in (one, other)]
     assert texts[0] == texts[1] and len(texts[0]) == 2 * 2 * 5
     for name in ("arm", "batch_size", "new_tokens", "equal", "right", "lossy", "acceptance", "tokens_per_target_call"):
@@ -165,9 +161,10 @@ def test_several_drafts_beside_the_same_target(hf_lossy, tmp_path):
     assert record["arms"]["svip with demo"]["draft"] == "demo" and "draft" not in record
     [why] = {why for arm, why in record["found"]["left_out"].items() if arm == "svip with suffix"}
     assert "ValueError" in why and f"svip with suffix was not measured: {why}" in done.out.replace("\n", " ")
-    page = read_section(tmp_path / "found")
-    assert "demo-target with demo, exit:1, suffix, demo (drafter); " in page.about
-    assert [row[0] for row in page.tables[0].rows] == [row["arm"] for row in rows]
+    assert hf_lossy("report", tmp_path / "found", "--out", tmp_path / "page.html").code == 0
+    page = (tmp_path / "page.html").read_text()
+    assert "demo-target with demo, exit:1, suffix, demo (drafter); " in " ".join(page.split())
+    assert all(arm in page for arm in by_arm)
 
 
 @pytest.mark.full
@@ -203,15 +200,17 @@ def test_an_arm_that_cannot_be_compiled_is_left_out(hf_lossy, monkeypatch):
     assert done.code == 0 and "target compiled was not measured: " in done.out
 
 
-def test_a_run_that_goes_on_says_what_was_left_out_before():
-    answers = [answer for answer in a_run() if answer.unit == 0]
-    ways = [*ARMS, replace(ARMS[0], name=arms.STATIC, optional=True)]
-    store = ResultStore()
-    store.add(1, 0, answers)
-    found = compare_arms(None, ways, ["a"], [(1, 0, 0)], store=store)
-    assert found.left_out == {arms.STATIC: "it failed when this run was begun"}
-    store.add(1, 0, [replace(answers[0], arm=arms.STATIC)])
-    assert compare_arms(None, ways, ["a"], [(1, 0, 0)], store=store).left_out == {}
+def test_a_run_that_goes_on_leaves_out_what_was_left_out_before(tmp_path):
+    """Also where it would not fail again: its figures are of all batches, or there are none."""
+    models, prompts = hla.demo.load(), [problem.prompt for problem in hla.demo.problems(2)]
+    writer = TextWriter(models.target, models.tokenizer, DecodingSettings(max_new_tokens=3))
+    works = arms.make_arms(models.target, models.draft, {}, assisted=False)[0]
+    fails = replace(works, name="lame", write=None, optional=True)
+    for other, resume, count in ((fails, False, 1), (replace(fails, write=works.write), True, 2)):
+        with open_run(tmp_path / "found", {}, resume) as run:
+            found = compare_arms(writer, [works, other], prompts, list_batches(count, [1]), run)
+        assert list(found.left_out) == ["lame"] and [row.arm for row in found.metrics] == ["target"]
+    assert len(found.answers) == 2
 
 
 @pytest.mark.parametrize(
@@ -224,10 +223,11 @@ def test_a_run_that_goes_on_says_what_was_left_out_before():
         (("--batch-size", "0"), "--batch-size"),
         (("--resume",), "pass its --out"),
         (("--task", "gsm8k"), "needs --data"),
-        (("--task", "demo", "--prompts", "x.jsonl"), "two sources"),
+        (("--task", "demo", "--prompts", "x.jsonl"), "--prompts is in place of --task"),
         (("--prompts", "none.jsonl"), "there is no file 'none.jsonl'"),
         (("--prompts", "."), "there is no file '.' (it is a folder)"),
-        (("--model", "x", "--task", "demo"), "--task demo is for the demo models"),
+        (("--model", "x", "--task", "demo"), "are for the demo models"),
+        (("--model", "x"), "are for the demo models"),
         (("--temperature", "0.5"), "--do-sample"),
         (("--assistant", "x", "--assistant", "suffix"), "expected both"),
         (("--assistant", "exit:two"), "--assistant exit:two: expected exit:N with a number of layers"),
@@ -309,17 +309,6 @@ def test_a_tokenizer_whose_texts_cannot_be_looked_for_is_refused_in_one_line():
 
 
 def test_worked_examples_are_of_a_task(hf_lossy):
-    assert (
-        "--shots are of --task gsm8k"
-        in hf_lossy("compare", "--prompts", "x.jsonl", "--shots", 2, "--model", "a", "--assistant", "b").line
-    )
+    pair = ("--model", "a", "--assistant", "b")
+    assert "--shots: leave them out" in hf_lossy("compare", "--prompts", "x.jsonl", "--shots", 2, *pair).line
     assert "shots are for the task gsm8k, not demo" in hf_lossy("compare", "--task", "demo", "--shots", 2).line
-
-
-def test_before_a_run_it_says_how_many_prompts_make_an_interval(capsys):
-    announce_missing_intervals(12, [1, 2, 4, 8])
-    assert capsys.readouterr().out == (
-        "12 prompts make 3 batches of 4, 1 of 8, and an interval needs 4: use --limit 32 or more\n"
-    )
-    announce_missing_intervals(4, [1])
-    assert capsys.readouterr().out == ""

@@ -16,7 +16,7 @@ from support.enumeration import off
 from transformers import LlamaConfig
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.cli.app import app
+from hf_lossy_assist.cli import app
 from hf_lossy_assist.evaluation.writer import ArmOutput
 from hf_lossy_assist.policy.parse import list_parts, split_policies
 from hf_lossy_assist.policy.serialise import PARTS

@@ -1,6 +1,7 @@
 """A folder that a comparison is kept in: gone on with where it was left, by one process at a time."""
 
 import os
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,45 +9,60 @@ from support.runs import ARMS, a_run
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.evaluation.arms import make_arms
-from hf_lossy_assist.evaluation.metrics import compute_metrics
-from hf_lossy_assist.evaluation.results import ResultFolder, describe_comparison
+from hf_lossy_assist.evaluation.comparison import (
+    compare_arms,
+    describe_comparison,
+    finish_run,
+    list_batches,
+    open_run,
+    read_run,
+)
 from hf_lossy_assist.evaluation.writer import DecodingSettings, TextWriter
 from hf_lossy_assist.tasks.base import Problem
 
 
-FACTS = {"target": {"id": "T"}, "arms": {}}
+ANSWERS = sorted((replace(answer, right=None) for answer in a_run()), key=repr)  # there is no task
 
 
-def begun(out, resume=False):
-    store = ResultFolder(out, FACTS, resume)
-    for unit in (0, 1):
-        if not store.has(1, unit):
-            store.add(1, unit, [answer for answer in a_run() if answer.unit == unit])
-    return store
+class Written:
+    """Writes the known answers; `calls`: the units that were written, but for warm-ups."""
+
+    task = None
+
+    def __init__(self):
+        self.calls = []
+
+    def write(self, arm, prompts, first, unit):
+        self.calls.append((arm.name, first))
+        return [answer for answer in a_run() if (answer.arm, answer.prompt) == (arm.name, first)]
+
+
+def compare(out, count, resume=False):
+    writer = Written()
+    with open_run(out, {"target": {"id": "T"}}, resume) as run:
+        found = compare_arms(writer, ARMS, ["a", "b"], list_batches(count, [1]), run)
+        if count == 2:
+            finish_run(run, found.metrics)
+    return found, writer.calls[len(ARMS) :]
 
 
 def test_stored_answers_are_there_again(tmp_path):
-    begun(tmp_path / "found").release()
-    store = ResultFolder(tmp_path / "found", FACTS, True)
-    assert sorted(store.answers, key=repr) == sorted(a_run(), key=repr) and store.has(1, 1) and not store.has(1, 2)
-    store.finish(compute_metrics(store.answers, ARMS))
+    compare(tmp_path / "found", 1)
+    found, calls = compare(tmp_path / "found", 2, resume=True)
+    assert sorted(found.answers, key=repr) == ANSWERS and {first for _, first in calls} == {1}
     assert sorted(os.listdir(tmp_path / "found")) == ["answers.jsonl", "run.json", "summary.csv"]
-    assert os.listdir(tmp_path) == ["found"]
+    assert os.listdir(tmp_path) == ["found"] and sorted(read_run(tmp_path / "found")[1], key=repr) == ANSWERS
 
 
 def test_a_run_that_is_killed_while_it_finishes_has_lost_nothing(tmp_path, monkeypatch):
-    store = begun(tmp_path / "found")
-
     def killed(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(os, "rename", killed)
-    with pytest.raises(KeyboardInterrupt):
-        store.finish(compute_metrics(store.answers, ARMS))
-    monkeypatch.undo()
-    again = ResultFolder(tmp_path / "found", FACTS, True)
-    assert again.has(1, 0) and again.has(1, 1)
-    again.finish(compute_metrics(again.answers, ARMS))
+    with monkeypatch.context() as patched:
+        patched.setattr("hf_lossy_assist.training.run_folder.os.rename", killed)
+        with pytest.raises(KeyboardInterrupt):
+            compare(tmp_path / "found", 2)
+    assert compare(tmp_path / "found", 2, resume=True)[1] == []
     assert (tmp_path / "found" / "answers.jsonl").is_file()
 
 

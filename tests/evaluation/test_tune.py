@@ -7,7 +7,7 @@ import pytest
 from support.commands import prompts_file
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.cli.tune_command import _choose_policy
+from hf_lossy_assist.cli.measure_commands import _choose_policy
 from hf_lossy_assist.evaluation import tuning
 from hf_lossy_assist.evaluation.arms import Arm
 from hf_lossy_assist.evaluation.tuning import Search, describe_power, expand, parse_search_space, tune_policies
@@ -200,7 +200,7 @@ def test_the_command_is_resumed_to_the_same_answers(hf_lossy, tmp_path, monkeypa
     texts = []
     for folder in ("whole", "found"):
         lines = [json.loads(line) for line in (tmp_path / folder / "answers.jsonl").read_text().splitlines()]
-        texts.append({(line["model_id"], line["question_id"]): (line["token_ids"], line["right"]) for line in lines})
+        texts.append({(line["arm"], line["prompt"]): (line["token_ids"], line["right"]) for line in lines})
         advice = json.loads((tmp_path / folder / "run.json").read_text())["found"]["advice"]
         assert advice.startswith(("use ", "do not draft here"))
         if advice.startswith("use "):  # with four problems nothing lossy is certified

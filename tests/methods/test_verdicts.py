@@ -58,4 +58,3 @@ def test_figures_of_few_tokens_are_warned_of(hf_lossy, tmp_path):
     row = next(row for row in metrics["thresholds"] if row["threshold"] == 0.5)
     assert row["eta_fp_low"] < row["eta_fp"] < row["eta_fp_high"]
     assert f"{row['eta_fp']:.3f} ({row['eta_fp_low']:.3f} to {row['eta_fp_high']:.3f})" in card
-    assert f"η_FP {round(row['eta_fp'] * bad)} of {bad} (" in done.out

@@ -7,7 +7,6 @@ from support.tokenizers_by_kind import KINDS, STOP, build_tokenizer
 from transformers import GenerationConfig
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.cli._printing import GeneratedText, GeneratedTexts, _colour, json_report
 from hf_lossy_assist.evaluation.arms import make_arms
 from hf_lossy_assist.evaluation.writer import DecodingSettings, TextWriter
 from hf_lossy_assist.methods.autojudge.dataset import make_rows
@@ -112,9 +111,7 @@ def test_generate_many(setting):
 
 def test_what_commands_write(setting):
     result = setting.many()
-    output = GeneratedText(PROMPT, result.token_ids, result.speculation, False)
-    assert json_report(GeneratedTexts([output], 1.0, None), setting.tokenizer, {})["outputs"][0]["text"] == TEXT
-    assert _colour(output, setting.tokenizer).plain == TEXT
+    assert result.text == TEXT
     mined = Mined(0, PROMPT, setting.prompt, setting.new, setting.new, "big", [Mismatch(0, 1, 2, False, None)])
     assert make_rows([mined], setting.tokenizer)[0]["response"] == TEXT
 

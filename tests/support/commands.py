@@ -61,7 +61,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """
 import json, sys
 from hf_lossy_assist.cli import _runs
-from hf_lossy_assist.cli.app import app
+from hf_lossy_assist.cli import app
 
 for command in json.loads(sys.argv[1]):
     sys.argv = ["hf-lossy", *command]

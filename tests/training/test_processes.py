@@ -31,8 +31,8 @@ def answers(folder: Path):
     lines = [json.loads(line) for line in (folder / "answers.jsonl").read_text().splitlines()]
     fields = (
         "batch_size",
-        "model_id",
-        "question_id",
+        "arm",
+        "prompt",
         "token_ids",
         "right",
         "num_accepted_draft_tokens",

@@ -88,7 +88,7 @@ def test_wrong_uses(hf_lossy, mined, tmp_path):
         (("--task", "code", "--data", file, *DEMO), "--allow-code-execution"),
         (("--task", "gsm8k", "--data", file, *DEMO, "--allow-code-execution"), "runs no programs"),
         (("--task", "demo", *DEMO), "demo models"),
-        (("--model", "m"), "expected both"),
+        (("--model", "m"), "for the demo models"),
         (("--drafter", "demo"), "needs a draft model"),
         (("--max-new-tokens", 400), "positions: choose fewer new tokens"),
     ):

@@ -33,9 +33,6 @@ def test_the_demo(hf_lossy, tmp_path):
     assert (made.target.id, made.draft.id, made.companion.id) == ("demo-target", "demo-draft", "demo-companion")
 
     assert f"{made.metrics['samples']} drafted tokens" in " ".join(done.out.split())
-    for batch, pays in zip((1, 2), made.pays, strict=True):
-        [rounds] = [line for line in done.out.splitlines() if line.startswith(f"{batch} ")]
-        assert rounds.split()[-1] == f"{pays:.2f}"
     last = done.out.splitlines()[-1]
     assert last.startswith(f"{tmp_path / 'p'}: by this prediction SV ")
     assert last.endswith(f"hf-lossy compare --policies strict,svip,sv:profile={tmp_path / 'p'}")
@@ -83,7 +80,7 @@ def test_custom_models(hf_lossy, tmp_path):
         (["--device", "abacus"], "load: device 'abacus' cannot be used here"),
         ([*DEMO[:2], "--companion", "c", "--prompts", "{tmp}/one.jsonl"], "expected both"),
         ([*DEMO], "--companion"),
-        ([*DEMO, *map(str, COMPANION)], "--prompts"),
+        ([*DEMO, *map(str, COMPANION)], "name other prompts"),
         ([*DEMO, "--companion", "nowhere", "--prompts", "{tmp}/one.jsonl"], "nowhere"),
     ],
     ids=lambda value: " ".join(value).replace(str(demo.FOLDER), "demo")[:60] if isinstance(value, list) else "",

@@ -30,10 +30,6 @@ TARGET = "target"  # `--policy target`: no draft
 # these.
 Model = Annotated[str | None, "target model: a folder or Hub id (default: the bundled demo)"]
 DRAFTS = f"a folder or Hub id; or {EXIT}N, the target's first N layers, {SUFFIX}, or `{DEMO}`, the bundled draft"
-Assistant = Annotated[str | None, f"draft model: {DRAFTS} (default: that)"]
-Companion = Annotated[
-    str | None, f"sv's companion model: a folder, a Hub id or {INT8} (the draft in int8) (default: the demo's)"
-]
 Prompts = Annotated[str, "JSON lines with `prompt` (or rows of GSM8K or Spec-Bench), or `demo`"]
 PromptsFile = Annotated[
     Path | None,
@@ -66,7 +62,7 @@ class ModelOptions:
     """Names of the target and its draft."""
 
     model: Model = None
-    assistant: Assistant = None
+    assistant: Annotated[str | None, f"draft model: {DRAFTS} (default: that)"] = None
     drafter: Trained = None
 
     @property

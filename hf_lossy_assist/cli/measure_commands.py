@@ -13,7 +13,7 @@ import hf_lossy_assist as hla
 from .. import artifacts, evaluation, policy
 from .. import models as model_room
 from ..terminal import PlainConsole, console, digits, show, show_json, table
-from ..validation import LONGEST_DRAFT, MOST, check_int, require
+from ..validation import LONGEST_DRAFT, MOST, require
 from . import _models, _options, _runs
 
 
@@ -157,7 +157,9 @@ def tune_command(
         str, "what to try, lossless ones among it; a rule without its parameter is tried from strict to lax"
     ] = "svip,strict,top_k+svip,lenience+svip,typical+svip",
     limit: Annotated[int | None, (1, MOST), f"most problems (default: all; {TRIED} of the demo)"] = None,
-    first: Annotated[int | None, "problems that settings are tried on; the others certify (default: a fifth)"] = None,
+    first: Annotated[
+        int | None, (1, MOST), "problems that settings are tried on; the others certify (default: a fifth)"
+    ] = None,
     shots: _options.Shots = 0,
     batch_size: _options.BatchSize = 1,
     max_new_tokens: _options.NewTokens = 256,
@@ -237,12 +239,10 @@ def _choose_policy(
 
 def _count_first(first: int | None, problems: int, batch_size: int) -> int:
     """Return the number of problems on which settings are tried, in whole batches."""
-    wanted = max(problems // 5, 1) if first is None else first
-    check_int("--first", wanted, 1, max(problems - 1, 1))
-    whole = max(wanted // batch_size, 1) * batch_size
+    whole = max((problems // 5 if first is None else first) // batch_size, 1) * batch_size
     if whole + batch_size > problems:
         raise ValueError(
-            f"{problems} problems are too few for batches of {batch_size}, some to try settings and some to certify them"
+            f"{problems} problems are too few for batches of {batch_size}, some to try settings (--first) and some to certify them"
         )
     return whole
 

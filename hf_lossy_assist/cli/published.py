@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 
 
 MODEL, EAGLE, PICKLE, DSPARK = "draft model", "EAGLE-3 drafter", "EAGLE-3 drafter, a pickle", "DSpark drafter"
@@ -14,30 +13,6 @@ VLLM = "https://docs.vllm.ai/en/v0.5.1/models/spec_decode.html"
 HUB = "https://huggingface.co/"
 PARD = "https://github.com/AMD-AGI/PARD"
 Z_LAB = "https://github.com/z-lab/dflash"
-
-
-@dataclass(frozen=True)
-class PublishedDraft:
-    """One draft.
-
-    Args:
-        draft: the Hub id. kind: a model, or a drafter on the target's hidden states. source: the page that pairs them, or the draft's.
-    """
-
-    draft: str
-    kind: str
-    source: str
-
-    def to_dict(self) -> dict[str, str]:
-        """Return the plain form, with `line`: how to use it."""
-        return asdict(self) | {"line": self.line}
-
-    @property
-    def line(self) -> str:
-        """Say how to use it."""
-        if self.kind == PICKLE:
-            return f'assistant_model=hla.load_drafter("{self.draft}", pickle=True)'
-        return f"--assistant {self.draft}" if self.kind in (MODEL, PARALLEL) else f"--drafter {self.draft}"
 
 
 # A pattern for the target's name; the draft, with parts of that name; what it is; the source.
@@ -75,15 +50,19 @@ _TABLE: Sequence[tuple[str, str, str, str]] = (
 )
 
 
-def find_published(target: str) -> list[PublishedDraft]:
+def find_published(target: str) -> list[dict[str, str]]:
     """Return the drafts in the table for a target's Hub id or folder, whose name may have more behind it, as quantised copies do.
 
-    No draft was downloaded for this table: the tokenizers of a model and its draft are compared when both are loaded.
+    Each has `draft`, its Hub id; `kind`: a model, or a drafter on the target's hidden states; `source`: the page that pairs them, or the draft's;
+    and `line`: how to use it. No draft was downloaded for this table: the tokenizers of a model and its draft are compared when both are loaded.
     """
-    name, found = target.rstrip("/").rpartition("/")[2], list[PublishedDraft]()
+    name, drafts = target.rstrip("/").rpartition("/")[2], list[dict[str, str]]()
     for pattern, draft, kind, source in _TABLE:
         match = re.search(rf"(?<![\w.]){pattern}(?![\w.]|-base)", name, re.IGNORECASE)
         if match is not None:
             repository = match.expand(draft)
-            found.append(PublishedDraft(repository, kind, source or HUB + repository))
-    return found
+            line = f"--{'assistant' if kind in (MODEL, PARALLEL) else 'drafter'} {repository}"
+            if kind == PICKLE:
+                line = f'assistant_model=hla.load_drafter("{repository}", pickle=True)'
+            drafts.append({"draft": repository, "kind": kind, "source": source or HUB + repository, "line": line})
+    return drafts

@@ -1,6 +1,7 @@
 """Commands without models: `policies` and `suggest` list what exists, `report` shows measurements, `push` and `pull` share folders on the Hub."""
 
 import inspect
+from itertools import groupby
 from pathlib import Path
 from textwrap import fill, indent
 from typing import Annotated
@@ -11,7 +12,7 @@ from rich.text import Text
 from .. import policy
 from ..registry import KINDS, REQUIRED, find_entry
 from ..registry.registry import CatalogEntry, build_catalog
-from ..terminal import PlainConsole, console, show, show_json
+from ..terminal import console, show, show_json
 from ..validation import nearest
 from . import _options
 from .published import find_published
@@ -28,7 +29,7 @@ def policies_command(
     kind: Annotated[str | None, f"list only these: {', '.join(KINDS[:-1])} or {KINDS[-1]}"] = None,
     as_json: _options.AsJson = False,
 ) -> None:
-    """List every method, rule, stop, filter and drafter, with its guarantee, neutral setting, parameters and source.
+    """List every method, rule, stop, filter and drafter with its guarantee; of one, show its neutral setting, parameters and source, too.
 
     Examples:
 
@@ -54,8 +55,13 @@ def policies_command(
         show("\n\n".join(map(_format_entry, chosen)))
         return
     screen = console(highlight=False)
-    for group in dict.fromkeys(line.kind for line in chosen):
-        _show_group(screen, group, [line for line in chosen if line.kind == group])
+    for group, lines in groupby(chosen, key=lambda line: line.kind):
+        screen.print(Text(f"{group}s", style="bold underline"))
+        for line in lines:
+            screen.print(Text().append(line.name, style="bold").append(f"  {line.guarantee}"), overflow="fold")
+            screen.print(Text(indent(fill(line.summary, screen.width - 4), "    ")))
+        screen.print()
+    show("parameters, neutral setting and source: hf-lossy policies NAME")
 
 
 @_options.command
@@ -71,13 +77,13 @@ def suggest_command(
     """
     if not model.strip():
         raise ValueError("MODEL: expected a Hub id or a folder, got an empty text")
-    found = find_published(model)
+    drafts = find_published(model)
     if as_json:
-        show_json([draft.to_dict() for draft in found])
+        show_json(drafts)
         return
-    for draft in found:
-        show(f"{draft.draft}: {draft.kind}\n  {draft.line}\n  {draft.source}")
-    if found:
+    for draft in drafts:
+        show(f"{draft['draft']}: {draft['kind']}\n  {draft['line']}\n  {draft['source']}")
+    if drafts:
         show(f"which one pays: hf-lossy compare --model {model}, with the option above and --prompts FILE")
     else:
         show(
@@ -129,35 +135,15 @@ def _format_entry(line: CatalogEntry) -> str:
     """Format one entry as lines, which fit any width."""
     entry = find_entry(line.kind, line.name)
     ladder, module = entry.ladder, entry.make.__module__  # a plugin's class is not a name of ours
+    parameters = (name if value == REQUIRED else f"{name}={value}" for name, value in line.parameters.items())
     rows = {
         f"{line.kind} {line.name}": line.summary,
         "guarantee": line.guarantee,
         "neutral": line.neutral,
-        "parameters": _format_parameters(line) or "none",
+        "parameters": ", ".join(parameters) or "none",
         "source": line.source,
         "in Python": f"{'hla' if module.startswith('hf_lossy_assist.') else module}.{line.class_name}",
         "tune tries": "this setting alone" if ladder is None else f"{ladder[0]} = {', '.join(map(str, ladder[1]))}",
         "in detail": inspect.getdoc(entry.make),
     }
     return "\n".join(f"{what}: {value}" for what, value in rows.items())
-
-
-def _show_group(screen: PlainConsole, kind: str, lines: list[CatalogEntry]) -> None:
-    """Print entries one below the other, since six columns do not fit into a terminal."""
-    screen.print(Text(f"{kind}s", style="bold underline"))
-    for line in lines:
-        title = Text().append(line.name, style="bold").append(f"  {line.guarantee}")
-        facts = {
-            "parameters": _format_parameters(line),
-            "neutral": line.neutral,
-            "source": line.source.removeprefix("huggingface.co/"),
-        }
-        beside = "; ".join(f"{what}: {value}" for what, value in facts.items() if value)
-        screen.print(title, overflow="fold")
-        for text, style in ((line.summary, ""), (beside, "dim")):
-            screen.print(Text(indent(fill(text, screen.width - 4), "    "), style=style))
-    screen.print()
-
-
-def _format_parameters(line: CatalogEntry) -> str:
-    return ", ".join(name if value == REQUIRED else f"{name}={value}" for name, value in line.parameters.items())

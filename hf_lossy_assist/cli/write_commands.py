@@ -15,12 +15,11 @@ from rich.text import Text
 
 import hf_lossy_assist as hla
 
-from .. import artifacts, server, training
+from .. import artifacts, evaluation, server, training
 from .. import models as model_room
 from ..server.settings import KEY, ServerSettings
 from ..tasks.prompts import PromptFile, PromptText, list_errors, read_texts
 from ..terminal import Bar, console, show, show_json
-from ..text.detokenizer import continuation
 from ..training.processes import Processes
 from ..validation import MOST, MOST_NEW_TOKENS, MOST_ROWS, one_line, require
 from . import _models, _options
@@ -28,8 +27,9 @@ from ._runs import check_out, find_workers
 
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
 
+    from ..evaluation.writer import TextWriter
     from ..stats.speculation import SpeculationStats
     from ._models import Served
 
@@ -109,7 +109,9 @@ def generate_command(
     )
     began = time.perf_counter()
     if chosen is None:
-        outputs, stats = list(_write_alone(target, loaded[2], prompted, settings, sampling.seed, batch_size)), None
+        decoding = evaluation.writer.DecodingSettings(seed=sampling.seed, **settings)
+        writer, stats = evaluation.writer.TextWriter(target, loaded[2], decoding), None
+        outputs = list(_write_alone(writer, prompted, batch_size))
     else:
         requests = [{"prompt": text, **(read.limits or {})} for text, read in zip(prompted, texts, strict=True)]
         outputs, stats = _write_drafted(target, requests, settings, sampling.seed, batch_size)
@@ -195,29 +197,16 @@ def _write_drafted(
     return outputs, hla.SpeculationStats.merge(stats)
 
 
-def _write_alone(
-    target: "PreTrainedModel",
-    tokenizer: "PreTrainedTokenizerBase",
-    prompts: list[str],
-    settings: dict[str, Any],
-    seed: int,
-    rows: int,
-) -> Iterator[dict[str, Any]]:
+def _write_alone(writer: "TextWriter", prompts: list[str], rows: int) -> Iterator[dict[str, Any]]:
     """Continue `rows` texts per call of Transformers' `generate`, which ends with the longest of them."""
-    import torch
-
-    torch.manual_seed(seed)
-    ends = model_room.introspection.end_tokens(target.generation_config)
+    ends = model_room.introspection.end_tokens(writer.target.generation_config)
+    arm = evaluation.arms.Arm("target", "target", write=partial(type(writer.target).generate, writer.target))
     for start in range(0, len(prompts), rows):
-        batch = prompts[start : start + rows]
-        inputs = tokenizer(batch, return_tensors="pt", padding=True).to(target.device)
-        inputs.pop("token_type_ids", None)
-        out = type(target).generate(target, **inputs, **settings)
-        for prompt, row in zip(batch, out[:, inputs["input_ids"].shape[1] :].tolist(), strict=True):
-            ids = row[: next((i + 1 for i, token in enumerate(row) if token in ends), len(row))]
-            added = continuation(tokenizer, tokenizer(prompt)["input_ids"], ids)
+        for answer in writer.write(arm, prompts[start : start + rows], start, start):
+            ids = answer.token_ids
             reason = "stop" if set(ids[-1:]) & ends else "length"
-            yield {"prompt": prompt, "text": added, "token_ids": ids, "finish_reason": reason, "speculation": None}
+            output = {"prompt": prompts[answer.prompt], "text": answer.text, "token_ids": ids}
+            yield output | {"finish_reason": reason, "speculation": None}
 
 
 def _show_outputs(outputs: list[dict[str, Any]], problems: "list[hla.demo.Problem]") -> None:

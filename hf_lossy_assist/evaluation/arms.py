@@ -1,7 +1,6 @@
 """Ways to continue prompts that are compared: the target alone, Transformers' assisted generation, policies."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, TypeAlias
@@ -154,18 +153,3 @@ def why_not_static(target: PreTrainedModel) -> str | None:
     if not getattr(target, "_can_compile_fullgraph", False):
         return f"Transformers does not compile {type(target).__name__} with a static cache"
     return None
-
-
-@contextmanager
-def counted_calls(model: PreTrainedModel) -> Iterator[list[int]]:
-    """Count the forwards of `model` within the context; yield a list with the count."""
-    count = [0]
-
-    def add(*_: object) -> None:
-        count[0] += 1
-
-    handle = model.register_forward_pre_hook(add)
-    try:
-        yield count
-    finally:
-        handle.remove()

@@ -2,7 +2,6 @@
 
 import time
 from bisect import bisect_left
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -16,7 +15,7 @@ from ..stats.clock import wait_for
 from ..tasks.base import AnswerTask
 from ..text.detokenizer import continuation, special_in
 from ..training.jobs import SamplingSettings
-from .arms import Arm, counted_calls
+from .arms import Arm
 
 
 COUNTS = ("num_draft_tokens", "num_accepted_draft_tokens", "num_lossy_accepts", "num_unchecked_tokens")
@@ -114,10 +113,8 @@ class TextWriter:
         """Continue a batch of prompts, the first of which has index `first`."""
         groups = [[prompt] for prompt in prompts] if arm.kind == "assisted" else [prompts]
         written = [self._group(arm, group, unit) for group in groups]
-        seconds, answers = (
-            sum(group[0].seconds for group in written),
-            [answer for group in written for answer in group],
-        )
+        seconds = sum(group[0].seconds for group in written)
+        answers = [answer for group in written for answer in group]
         for index, answer in enumerate(answers, first):
             answer.prompt, answer.batch_size, answer.seconds = index, len(prompts), seconds
         return answers
@@ -135,12 +132,11 @@ class TextWriter:
             settings["stopping_criteria"] = StoppingCriteriaList([self._criterion(arm, inputs["input_ids"].shape[1])])
         torch.manual_seed(self.decoding.seed + unit)
         assert arm.write is not None
-        with counted_calls(self.target) if arm.kind == "assisted" else nullcontext([0]) as calls:
-            wait_for(device_of(self.target))
-            began = time.perf_counter()
-            out = arm.write(**inputs, **settings, return_dict_in_generate=True)
-            wait_for(device_of(self.target))
-            seconds = time.perf_counter() - began
+        wait_for(device_of(self.target))
+        began = time.perf_counter()
+        out = arm.write(**inputs, **settings, return_dict_in_generate=True)
+        wait_for(device_of(self.target))
+        seconds = time.perf_counter() - began
         stats, ends = getattr(out, "speculation", None), end_tokens(self.target.generation_config)
         answers = []
         for i, row in enumerate(out.sequences[:, inputs["input_ids"].shape[1] :].tolist()):
@@ -157,8 +153,8 @@ class TextWriter:
                 answer.target_calls = stats_row.num_spec_steps
                 for name in COUNTS:
                     setattr(answer, name, getattr(stats_row, name))
-            elif arm.kind != "policy":
-                answer.target_calls = calls[0] if arm.kind == "assisted" else len(ids)
+            elif arm.kind == "target":
+                answer.target_calls = len(ids)
             answers.append(answer)
         return answers
 

@@ -26,15 +26,19 @@ from hf_lossy_assist.cli.published import _TABLE, DFLASH, DSPARK, EAGLE, MODEL, 
     ],
 )  # fmt: skip
 def test_a_targets_name(target, drafts):
-    assert [found.draft for found in find_published(target)] == drafts
+    assert [found["draft"] for found in find_published(target)] == drafts
 
 
 def test_every_row_has_a_source_and_a_way():
     assert all(source == "" or re.fullmatch(r"https://\S+", source) for *_, source in _TABLE)
     for found in find_published("meta-llama/Meta-Llama-3.1-8B-Instruct"):
         ways = {EAGLE: "--drafter ", PICKLE: "assistant_model=hla.load_drafter("}
-        way = ways.get(found.kind, "--assistant ")
-        assert found.line.startswith(way) and found.draft in found.line and found.source.startswith("https://")
+        way = ways.get(found["kind"], "--assistant ")
+        assert (
+            found["line"].startswith(way)
+            and found["draft"] in found["line"]
+            and found["source"].startswith("https://")
+        )
     assert {kind for _, _, kind, _ in _TABLE} == {MODEL, EAGLE, PICKLE, DSPARK, PARALLEL, DFLASH}
 
 

@@ -54,7 +54,6 @@ def test_the_demo_alone(hf_lossy, tmp_path, monkeypatch):
         assert all(line["token_ids"] == text for line in by_arm.values()) and len(by_arm) == len(names)
         assert len(by_arm["target"]["token_ids"]) == len(text) and by_arm["svip"]["first_token"] > 0
         assert sum(by_arm["strict"]["accept_lengths"]) >= len(text)
-        assert 0 < by_arm["assisted γ=5"]["target_calls"] < len(text)
     assert hf_lossy(*SHORT, "--out", tmp_path / "found").line.endswith(
         "choose another --out, or delete it to start again"
     )

@@ -172,7 +172,11 @@ def override(target: "PreTrainedModel", settings: list[str] | None) -> None:
 def with_template(tokenizer: "PreTrainedTokenizerBase", prompts: list[str]) -> list[str]:
     """Apply the tokenizer's chat template to prompts, without the begin token that the tokenizer will add."""
     turns = [[{"role": "user", "content": prompt}] for prompt in prompts]
-    texts = [tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True) for turn in turns]
+    try:
+        texts = [tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True) for turn in turns]
+    except Exception as error:  # the template is the model's program, and may raise any error
+        why = f"{type(error).__name__}: {one_line(error)}"
+        raise ValueError(f"--chat: the tokenizer's chat template failed ({why}): leave --chat out") from None
     begin = tokenizer.bos_token
     if begin and tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]:
         texts = [text.removeprefix(begin) for text in texts]

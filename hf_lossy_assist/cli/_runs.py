@@ -26,7 +26,6 @@ T = TypeVar("T")
 WRONG_WORDS: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 LONGEST_LINE = 300  # characters of an error
 DEMO_LIMIT = 12  # problems of `compare` without --limit
-LIBRARIES = {*HTTP_CLIENTS, "jinja2"}  # whose errors are neither a ValueError nor an OSError
 
 
 def run(app: typer.Typer) -> int:
@@ -49,10 +48,8 @@ def run(app: typer.Typer) -> int:
             say(
                 "the device has no room for so many texts at once: a smaller --batch-size, and --resume in a job, go on"
             )
-        elif (library := type(error).__module__.partition(".")[0]) in LIBRARIES:
-            say(
-                f"{'the chat template failed' if library == 'jinja2' else 'the Hub was not reached'} ({unreached(error)})"
-            )
+        elif type(error).__module__.partition(".")[0] in HTTP_CLIENTS:
+            say(f"the Hub was not reached ({unreached(error)})")
         else:
             raise
         return 2

@@ -11,7 +11,7 @@ from huggingface_hub.repocard_data import model_index_to_eval_results
 import hf_lossy_assist as hla
 from hf_lossy_assist.artifacts.certificate import Certificate
 from hf_lossy_assist.artifacts.identity import ModelIdentity, weights_hash
-from hf_lossy_assist.evaluation.results import describe_comparison
+from hf_lossy_assist.evaluation.comparison import describe_comparison
 from hf_lossy_assist.evaluation.writer import DecodingSettings, TextWriter
 from hf_lossy_assist.models.introspection import dtype_of
 from hf_lossy_assist.policy.parse import strip_paths

@@ -29,7 +29,7 @@ def mined(tmp_path_factory):
     import typer
     from typer.testing import CliRunner
 
-    from hf_lossy_assist.cli.mine_command import mine_command
+    from hf_lossy_assist.cli.data_commands import mine_command
 
     out, app = tmp_path_factory.mktemp("mined") / "mined", typer.Typer()
     app.command()(mine_command)

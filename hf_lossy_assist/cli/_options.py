@@ -53,7 +53,7 @@ Trained = Annotated[
     str | None, f"a trained drafter in place of the draft model: a folder, a Hub id, or `{DEMO}`, the demo's"
 ]
 OptionalOut = Annotated[Path | None, "folder to write; must not exist (default: nothing is written)"]
-Ray = Annotated[str | None, "do the work on a Ray cluster: its address, auto, or local for this machine's cores"]
+Resume = Annotated[bool, "--resume", "continue an interrupted run"]
 AsJson = Annotated[bool, "--json", "print JSON and nothing else"]
 
 
@@ -128,10 +128,14 @@ class LoadOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions:
-    """Settings of a long run."""
+class JobOptions(LoadOptions):
+    """Settings of a job that runs models on prompts."""
 
-    resume: Annotated[bool, "--resume", "continue an interrupted run"] = False
+    chat: Chat = False
+    resume: Resume = False
+    ray: Annotated[
+        str | None, "do the work on a Ray cluster: its address, auto, or local for this machine's cores"
+    ] = None
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:

@@ -18,7 +18,7 @@ from ..artifacts.files import check_new
 from ..artifacts.hub import HTTP_CLIENTS, unreached
 from ..terminal import plain_warnings, show
 from ..validation import EXTRAS, format_missing, one_line
-from ._options import DEMO, LoadOptions, check_source
+from ._options import DEMO, JobOptions, LoadOptions, check_source
 
 
 T = TypeVar("T")
@@ -91,20 +91,16 @@ def say(text: str) -> None:
 
 
 def find_workers(
-    address: str | None,
-    models: T,
-    options: LoadOptions,
-    load: "Callable[[T, LoadOptions], tuple[Any, ...]]",
-    timed: bool = False,
+    job: JobOptions, models: T, load: "Callable[[T, LoadOptions], tuple[Any, ...]]", timed: bool = False
 ) -> "training.processes.Processes":
     """Return what does the units of a job: the actors of `--ray`, or else the processes that `accelerate launch` started.
 
     load: loads the models in the actors. timed: their seconds are compared.
     """
-    if address is None:
+    if job.ray is None:
         return training.processes.Processes.started()
-    gpus = 0 if options.device.startswith("cpu") else None
-    workers = hla.ray.Workers(address=address, load=partial(load, models, options), num_gpus=gpus, timed=timed)
+    gpus = 0 if job.device.startswith("cpu") else None
+    workers = hla.ray.Workers(address=job.ray, load=partial(load, models, job), num_gpus=gpus, timed=timed)
     _connections.enter_context(workers.connected())
     return workers
 

@@ -48,8 +48,6 @@ def collect_command(
     ] = None,
     batch_size: _options.BatchSize = 8,
     seed: _options.Seed = 0,
-    running: _options.RunOptions,
-    ray: _options.Ray = None,
     do_sample: Annotated[
         bool | None,
         "--do-sample/--greedy",
@@ -58,8 +56,7 @@ def collect_command(
     temperature: _options.Temperature = 1.0,
     top_k: _options.TopK = 0,
     top_p: _options.TopP = 1.0,
-    loading: _options.LoadOptions,
-    chat: _options.Chat = False,
+    job: _options.JobOptions,
 ) -> None:
     """Collect training data for a head on the draft: the draft's state at each token, and the token's probability in both models.
 
@@ -76,7 +73,7 @@ def collect_command(
       hf-lossy collect --for eagle3 --model M --prompts questions.jsonl --chat --out texts
     """
     require("this command", "accelerate", "datasets", "jinja2")
-    check_out(out, running.resume)
+    check_out(out, job.resume)
     if method not in METHODS:
         raise ValueError(f"--for: {nearest('method', method, METHODS)}")
     for_head = method != "eagle3"
@@ -102,12 +99,12 @@ def collect_command(
         settings = methods.CollectSettings(lam=LAMBDA if lam is None else lam, **common)
     else:
         settings = methods.TextSettings(**common)
-    processes = find_workers(ray, models, loading, _models.load_models)
-    target, draft, tokenizer = _models.load_models(models, loading)
-    if chat:
+    processes = find_workers(job, models, _models.load_models)
+    target, draft, tokenizer = _models.load_models(models, job)
+    if job.chat:
         written = _models.with_template(tokenizer, [text.prompt for text in texts])
         texts = [PromptText(prompt, text.continuation) for prompt, text in zip(written, texts, strict=True)]
-    run: dict[str, Any] = {"resume": running.resume, "source": source, "processes": processes}
+    run: dict[str, Any] = {"resume": job.resume, "source": source, "processes": processes}
     if for_head:
         methods.collect(target, draft, tokenizer, texts, out, settings, **run)
         rows = len(training.run_folder.load_rows(out))
@@ -136,13 +133,10 @@ def mine_command(
     ] = False,
     no_sandbox: Annotated[bool, "--no-sandbox", "run them with your rights where there is no bubblewrap"] = False,
     workers: Annotated[int, (1, MOST_THREADS), "threads for running programs"] = 4,
-    running: _options.RunOptions,
-    ray: _options.Ray = None,
     max_mismatches: Annotated[int | None, "most mismatches of a problem; further ones are counted"] = None,
     max_seconds: Annotated[float | None, "most seconds for a problem; then it is cut short"] = None,
     sampling: _options.SamplingOptions,
-    loading: _options.LoadOptions,
-    chat: _options.Chat = False,
+    job: _options.JobOptions,
 ) -> None:
     """Mine the tokens whose replacement by the draft's changes the answer (AutoJudge, Algorithm 1).
 
@@ -153,7 +147,7 @@ def mine_command(
       hf-lossy mine --model M --assistant D --task gsm8k --data train.jsonl --chat --max-seconds 120 --out mined
     """
     require("this command", "accelerate", "datasets", "jinja2")
-    check_out(out, running.resume)
+    check_out(out, job.resume)
     models.check_learnable(drafters=False)
     for_demo = task == _options.DEMO
     _options.check_source(task, models.model)
@@ -165,17 +159,17 @@ def mine_command(
         max_seconds=max_seconds,
     )
     chosen = tasks.load.load_task(
-        task, data=data, split="calibration", seed=sampling.seed, shots=shots, chat=chat,
+        task, data=data, split="calibration", seed=sampling.seed, shots=shots, chat=job.chat,
         allow_code_execution=allow_code_execution, sandbox=not no_sandbox,
     )  # fmt: skip
     problems = chosen.problems(MINED if limit is None and for_demo else limit)
-    processes = find_workers(ray, models, loading, _models.load_models)
-    target, draft, tokenizer = _models.load_models(models, loading)
-    wrap = (lambda text: _models.with_template(tokenizer, [text])[0]) if chat else str
+    processes = find_workers(job, models, _models.load_models)
+    target, draft, tokenizer = _models.load_models(models, job)
+    wrap = (lambda text: _models.with_template(tokenizer, [text])[0]) if job.chat else str
     source = _models.name_demo_source(sampling.seed) if for_demo else (data or Path(task)).name
     methods.mine(
         target, draft, tokenizer, chosen, problems, out, settings,
-        batch_size=batch_size, workers=workers, resume=running.resume, wrap=wrap, source=source,
+        batch_size=batch_size, workers=workers, resume=job.resume, wrap=wrap, source=source,
         processes=processes,
     )  # fmt: skip
     if processes.first:
@@ -220,7 +214,7 @@ def profile_command(
     sample_batch_size: Annotated[int, (1, MOST_ROWS), "prompts at a time while samples are taken"] = 16,
     rounds: Annotated[int, "rounds timed for each number of verified tokens"] = 8,
     sampling: _options.SamplingOptions = SAMPLED,
-    running: _options.RunOptions,
+    resume: _options.Resume = False,
     loading: _options.LoadOptions,
     chat: _options.Chat = False,
 ) -> None:
@@ -241,7 +235,7 @@ def profile_command(
     if models.model is not None and companion is None:
         raise ValueError(f"--model needs --companion beside it: a path, Hub id, or {_options.INT8}")
     _options.check_source(prompts, models.model)
-    check_out(out, running.resume)
+    check_out(out, resume)
     kind = methods.ProfileSettings
     settings = kind(
         gamma=tuple(gamma or kind.gamma),
@@ -256,9 +250,7 @@ def profile_command(
     target, draft, tokenizer = _models.load_models(models, loading)
     third = _models.load_companion(companion or _options.DEMO, target, draft, tokenizer)
     texts = _models.with_template(tokenizer, texts) if chat else texts
-    measured = methods.profile(
-        target, draft, third, tokenizer, texts, out, settings, resume=running.resume, source=source
-    )
+    measured = methods.profile(target, draft, third, tokenizer, texts, out, settings, resume=resume, source=source)
     _show_profile(measured, out)
 
 

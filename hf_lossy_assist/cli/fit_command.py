@@ -153,7 +153,7 @@ def fit_eagle3_command(
     out: _options.Out,
     model: _options.Model = None,
     settings: DrafterFitSettings,
-    running: _options.RunOptions,
+    resume: _options.Resume = False,
     dtype: _options.DType = "float32",
     device: _options.Device = "auto",
 ) -> None:
@@ -167,7 +167,7 @@ def fit_eagle3_command(
 
       hf-lossy fit eagle3 texts --model M --vocabulary 16000 --intermediate-size 4096 --out drafter
     """
-    _fit_drafter(data, out, model, settings, running, _options.LoadOptions(dtype=dtype, device=device))
+    _fit_drafter(data, out, model, settings, resume, _options.LoadOptions(dtype=dtype, device=device))
 
 
 @_options.command
@@ -177,7 +177,7 @@ def fit_dspark_command(
     out: _options.Out,
     model: _options.Model = None,
     settings: DSparkFitSettings,
-    running: _options.RunOptions,
+    resume: _options.Resume = False,
     dtype: _options.DType = "float32",
     device: _options.Device = "auto",
 ) -> None:
@@ -187,7 +187,7 @@ def fit_dspark_command(
 
       hf-lossy fit dspark texts --out drafter --steps 7
     """
-    _fit_drafter(data, out, model, settings, running, _options.LoadOptions(dtype=dtype, device=device))
+    _fit_drafter(data, out, model, settings, resume, _options.LoadOptions(dtype=dtype, device=device))
 
 
 def _fit_drafter(
@@ -195,14 +195,14 @@ def _fit_drafter(
     out: Path,
     model: str | None,
     settings: DrafterFitSettings,
-    running: _options.RunOptions,
+    resume: bool,
     loading: _options.LoadOptions,
 ) -> None:
     """Train a drafter into `out`, and print its figures."""
     require("this command", "accelerate", "jinja2")
-    check_out(out, running.resume)
+    check_out(out, resume)
     target = load_alone(model, loading)[0]
-    _, report = methods.fit_drafter(target, data, out, settings, resume=running.resume)
+    _, report = methods.fit_drafter(target, data, out, settings, resume=resume)
     if report is None:  # another process has the figures
         return
     shares = [share for share in report.acceptance if share is not None]  # no draft came to the others

@@ -43,11 +43,8 @@ def compare_command(
     compile_rounds: Annotated[bool, "--compile", "measure the compiled form of each policy too"] = False,
     static: Annotated[bool, "--static/--no-static", "measure the target compiled with a static cache"] = True,
     out: _options.OptionalOut = None,
-    running: _options.RunOptions,
-    ray: _options.Ray = None,
     sampling: _options.SamplingOptions,
-    loading: _options.LoadOptions,
-    chat: _options.Chat = False,
+    job: _options.JobOptions,
     as_json: _options.AsJson = False,
 ) -> None:
     """Compare policies with the target alone and Transformers' assisted generation, and recommend one. Several drafts are compared in one run.
@@ -70,7 +67,7 @@ def compare_command(
     """
     require("this command", "scipy")
     sizes = _options.read_batch_sizes(batch_size)
-    _runs.check_out(out, running.resume)
+    _runs.check_out(out, job.resume)
     decoding = evaluation.writer.DecodingSettings(max_new_tokens=max_new_tokens, **asdict(sampling))
     chosen = _read_policies(policies, gamma, models.demo)
     if compile_rounds and models.drafter is not None:
@@ -79,9 +76,9 @@ def compare_command(
         prompts, task, data, models.model, limit, sampling.seed, shots
     )
     batches = evaluation.comparison.list_batches(len(questions), sizes)
-    processes = _runs.find_workers(ray, models, loading, _models.load_drafts, timed=True)
-    loaded = _models.load_drafts(models, loading)
-    texts = _models.with_template(loaded[2], questions) if chat else questions
+    processes = _runs.find_workers(job, models, _models.load_drafts, timed=True)
+    loaded = _models.load_drafts(models, job)
+    texts = _models.with_template(loaded[2], questions) if job.chat else questions
     left_out = {"target compiled": why} if (why := evaluation.arms.why_not_static(loaded[0])) and static else {}
     longest = max(len(ids) for ids in loaded[2](texts)["input_ids"])
     capacity = longest + max_new_tokens if static and not left_out else None
@@ -98,7 +95,7 @@ def compare_command(
     (writer, arms), comparison, facts = make(loaded), evaluation.comparison, dict[str, Any]()
     if out is not None:
         facts = comparison.describe_comparison(writer, loaded[1], arms, texts, source, sizes, problems, processes)
-    with comparison.open_run(out, facts, running.resume, processes) as run:
+    with comparison.open_run(out, facts, job.resume, processes) as run:
         result = comparison.compare_arms(writer, arms, texts, batches, run, problems=problems, loaded=(loaded, make))
         left_out |= result.left_out
         advice = {size: evaluation.recommend.recommend(result.metrics, size) for size in sorted(set(sizes))}
@@ -164,11 +161,8 @@ def tune_command(
     batch_size: _options.BatchSize = 1,
     max_new_tokens: _options.NewTokens = 256,
     out: _options.OptionalOut = None,
-    running: _options.RunOptions,
-    ray: _options.Ray = None,
     sampling: _options.SamplingOptions,
-    loading: _options.LoadOptions,
-    chat: _options.Chat = False,
+    job: _options.JobOptions,
     as_json: _options.AsJson = False,
 ) -> None:
     """Find the fastest policy whose loss of right answers is certified to be small.
@@ -184,7 +178,7 @@ def tune_command(
       hf-lossy tune --model M --assistant D --task gsm8k --data test.jsonl --chat --max-loss 0.02 --out tuned
     """
     require("this command", "scipy", "jinja2")
-    _runs.check_out(out, running.resume)
+    _runs.check_out(out, job.resume)
     decoding = evaluation.writer.DecodingSettings(max_new_tokens=max_new_tokens, **asdict(sampling))
     space = evaluation.tuning.parse_search_space(policy.parse.split_policies(policies))
     limit = TRIED if limit is None and task == _options.DEMO else limit
@@ -197,14 +191,14 @@ def tune_command(
     if not as_json:
         certifying = len(texts) // batch_size * batch_size - search.first
         show(evaluation.tuning.describe_power(certifying, search, len({step.ladder for step in space.steps})))
-    processes = _runs.find_workers(ray, models, loading, _models.load_models, timed=True)
-    target, draft, tokenizer = _models.load_models(models, loading)
-    texts = _models.with_template(tokenizer, texts) if chat else texts
+    processes = _runs.find_workers(job, models, _models.load_models, timed=True)
+    target, draft, tokenizer = _models.load_models(models, job)
+    texts = _models.with_template(tokenizer, texts) if job.chat else texts
     writer, comparison = evaluation.writer.TextWriter(target, tokenizer, decoding, scoring), evaluation.comparison
     arms = evaluation.arms.make_arms(target, draft, space.policies, tokenizer=tokenizer, assisted=False)
     facts = comparison.describe_comparison(writer, draft, arms, texts, source, [batch_size], problems, processes)
     facts |= {"max_loss": max_loss, "confidence": confidence, "first": search.first}
-    with comparison.open_run(out, facts, running.resume, processes) as run:
+    with comparison.open_run(out, facts, job.resume, processes) as run:
         result = evaluation.tuning.tune_policies(writer, draft, space, problems, texts, search, run)
         shaping = artifacts.conditions.read_shaping(target.generation_config, sampling.do_sample)
         certificate = evaluation.tuning.make_certificate(result, space, search, facts, asdict(decoding) | shaping)

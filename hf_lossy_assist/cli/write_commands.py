@@ -52,11 +52,8 @@ def generate_command(
     max_new_tokens: Annotated[int, (1, MOST_NEW_TOKENS), "most new tokens of each text"] = 128,
     sampling: _options.SamplingOptions,
     batch_size: Annotated[int, (1, MOST_ROWS), "texts that are written at a time"] = 1,
-    loading: _options.LoadOptions,
-    chat: _options.Chat = False,
+    job: _options.JobOptions,
     out: Annotated[Path | None, "folder to write, in parts of JSON lines"] = None,
-    running: _options.RunOptions,
-    ray: _options.Ray = None,
     as_json: _options.AsJson = False,
 ) -> None:
     """Continue prompts with the help of a draft model, and report how much it helped.
@@ -76,7 +73,7 @@ def generate_command(
     alone = policy == _options.TARGET
     if alone and models.drafter is not None:
         raise ValueError(f"--policy {_options.TARGET} has no draft: leave --drafter out")
-    if out is None and (ray is not None or running.resume):
+    if out is None and (job.ray is not None or job.resume):
         raise ValueError("--ray and --resume are for texts in files: pass --out")
     chosen = None if alone else _models.read_policy(policy, models.demo)
     settings = {"max_new_tokens": max_new_tokens} | artifacts.conditions.select_sampling(asdict(sampling))
@@ -86,26 +83,28 @@ def generate_command(
                 f"--out continues the file of --prompts: leave --prompt, --json and --policy {policy} out"
             )
         require("--out", "pyarrow", "pydantic")
-        check_out(out, running.resume)
-        recorded = settings | asdict(models) | {"policy": policy, "seed": sampling.seed, "chat": chat}
+        check_out(out, job.resume)
+        recorded = settings | asdict(models) | {"policy": policy, "seed": sampling.seed, "chat": job.chat}
         recorded |= {"batch_size": batch_size}
         file = PromptFile.open(prompts, batch_size, limit)
-        processes = find_workers(ray, models, loading, _models.load_without_drafter)
-        loaded, drafter = _models.load_served(models, loading)
+        processes = find_workers(job, models, _models.load_without_drafter)
+        loaded, drafter = _models.load_served(models, job)
         prepare = partial(_prepare, chosen, drafter, settings)
-        _write_parts(file, loaded, prepare, out, recorded, batch_size, running.resume, processes)
+        _write_parts(file, loaded, prepare, out, recorded, batch_size, job.resume, processes)
         return
-    texts, problems = _read_texts(prompt, prompts, models, loading, sampling.seed, limit, batch_size)
+    texts, problems = _read_texts(prompt, prompts, models, job, sampling.seed, limit, batch_size)
     if alone and any(text.limits for text in texts):
         raise ValueError(f"--prompts: a prompt has limits of its own, which --policy {policy} does not observe")
     if alone and models.assistant is None:
-        (target, tokenizer), drafter = _models.load_alone(models.model, loading), None
+        (target, tokenizer), drafter = _models.load_alone(models.model, job), None
         loaded = target, None, tokenizer
     else:
-        loaded, drafter = _models.load_served(models, loading)
+        loaded, drafter = _models.load_served(models, job)
     target, settings = _prepare(chosen, drafter, settings, loaded)
     prompted = (
-        _models.with_template(loaded[2], [text.prompt for text in texts]) if chat else [text.prompt for text in texts]
+        _models.with_template(loaded[2], [text.prompt for text in texts])
+        if job.chat
+        else [text.prompt for text in texts]
     )
     began = time.perf_counter()
     if chosen is None:

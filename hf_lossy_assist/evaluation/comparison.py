@@ -93,7 +93,6 @@ def open_run(
         shared = Path(processes.all(folder)[0], "run")
         with RunFolder.opened(shared, RECORD, facts, processes=processes) as run:
             yield run
-            processes.wait()  # all have read it
 
 
 def list_batches(prompts: int, sizes: Sequence[int], first: int = 0) -> list[Batch]:
@@ -145,6 +144,7 @@ def compare_arms(
         (what, "batches"),
     )
     units, seconds = [json.loads((part / name).read_bytes()) for name in names], dict[str, float]()
+    run.processes.wait()  # all have read them, before one removes them
     for unit in units:
         left_out |= unit["left_out"]  # an arm that failed in any process is left out in all
         seconds = unit["seconds"] | seconds

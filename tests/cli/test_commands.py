@@ -8,10 +8,7 @@ import json
 import os
 import re
 import shutil
-import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -111,37 +108,6 @@ def test_foreign_models_go_all_the_way(hf_lossy, tmp_path):
     assert shown.code == 0 and "unchecked" in shown.out and "…" not in shown.out
 
 
-# A background job, and what it starts, ignores the interrupts that a shell's foreground would get.
-INTERRUPTIBLE = """
-import signal
-signal.signal(signal.SIGINT, signal.default_int_handler)
-from hf_lossy_assist import cli
-cli.main()
-"""
-
-
-@pytest.mark.full
-@pytest.mark.nightly
-def test_an_interrupted_collection_says_how_to_go_on(tmp_path):
-    """A process of its own: pressing Ctrl-C, then --resume."""
-    command = [sys.executable, "-c", INTERRUPTIBLE, "collect", "--out", str(tmp_path / "data"), "--limit", "400",
-               "--batch-size", "1", "--max-new-tokens", "8"]  # fmt: skip
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        while not list((tmp_path / "data.partial").glob("*.parquet")):
-            assert process.poll() is None
-            time.sleep(0.05)
-        out = err = "it did not end"
-        for _ in range(5):  # Python drops an interrupt that arrives inside a destructor
-            process.send_signal(signal.SIGINT)
-            try:
-                out, err = process.communicate(timeout=20)
-                break
-            except subprocess.TimeoutExpired:
-                continue
-    assert process.returncode == 130 and "Traceback" not in err, err[-2000:]
-    assert "--resume" in out + err and (tmp_path / "data.partial").is_dir() and not (tmp_path / "data").exists()
-
-
 @pytest.mark.nightly
 def test_greedy_data_fits_and_says_what_lambdas_mean(hf_lossy, tmp_path):
     data, head = tmp_path / "data", tmp_path / "head"
@@ -161,16 +127,12 @@ def test_greedy_data_fits_and_says_what_lambdas_mean(hf_lossy, tmp_path):
     [
         (["generate", "--policy", "sprinter", *DEMO, "--prompt", "a"], "sprinter:head=FOLDER"),
         (["generate", "--policy", "svip:head=x"], "svip"),
-        (["generate", "--policy", "sprinter:head=nowhere"], "nowhere"),
         (["collect", "--out", "{tmp}/x", "--temperature", "0"], "--greedy"),
         (["collect", "--out", "{tmp}/x", "--top-p", "1.5"], "--top-p: expected a number from 0 to 1"),
-        (["collect", "--out", "{tmp}/x", "--top-p", "0"], "top_p: expected a number above 0"),
         (["mine", "--out", "{tmp}/x", "--do-sample", "--top-p", "0"], "top_p: expected a number above 0"),
         (["collect", "--out", "{tmp}/x", "--mix", "0.3"], "--mix is for --for specdec"),
         (["collect", "--out", "{tmp}/x", "--greedy", "--temperature", "0.7"], "are for --do-sample: pass it"),
-        (["profile", "--out", "{tmp}/x", "--greedy", "--top-p", "0.5"], "are for --do-sample: pass it"),
         (["collect", "--out", "", *QUICK], "--out: expected the name of a new folder"),
-        (["mine", "--out", "", "--limit", "1"], "--out: expected the name of a new folder"),
         (
             ["collect", "--out", "{tmp}/x", "--prompts", "{tmp}/blank.jsonl"],
             "blank.jsonl, line 2: expected a text under 'prompt' or 'question' or 'turns'",
@@ -179,11 +141,9 @@ def test_greedy_data_fits_and_says_what_lambdas_mean(hf_lossy, tmp_path):
         (["collect", "--out", "{tmp}/there"], "exists"),
         (["collect", "--out", "{tmp}/x", *DEMO[:2], "--prompts", "{tmp}/prompts.jsonl"], "expected both"),
         (["fit", "sprinter", "{tmp}/there", "--out", "{tmp}/x"], "no collect.json"),
-        (["fit", "sprinter", "{tmp}/nowhere", "--out", "{tmp}/x"], "nowhere"),
         (["fit", "sprinter", "{tmp}/there", "--out", "{tmp}/there"], "exists"),
         (["fit", "sprinter", "{tmp}/there", "--out", "{tmp}/x", "--head", "tree"], "linear"),
         (["generate", "--temperature", "2"], "are for --do-sample: pass it"),
-        (["mine", "--out", "{tmp}/x", "--top-p", "0.5"], "are for --do-sample: pass it"),
         (["generate", "--device", "meta"], "device 'meta' cannot be used here"),
         (["generate", "--policy", "SVIP"], "Did you mean 'svip'?"),
         (["push", "{tmp}/there", "org/x"], "there is no folder of a head"),

@@ -135,7 +135,7 @@ def mine_command(
     workers: Annotated[int, (1, MOST_THREADS), "threads for running programs"] = 4,
     max_mismatches: Annotated[int | None, "most mismatches of a problem; further ones are counted"] = None,
     max_seconds: Annotated[float | None, "most seconds for a problem; then it is cut short"] = None,
-    sampling: _options.SamplingOptions,
+    seed: _options.Seed = 0,
     job: _options.JobOptions,
 ) -> None:
     """Mine the tokens whose replacement by the draft's changes the answer (AutoJudge, Algorithm 1).
@@ -154,19 +154,18 @@ def mine_command(
     usual = DEMO_RESPONSE if for_demo else RESPONSE
     settings = methods.MineSettings(
         max_new_tokens=usual if max_new_tokens is None else max_new_tokens,
-        **asdict(sampling),
         max_mismatches=max_mismatches,
         max_seconds=max_seconds,
     )
     chosen = tasks.load.load_task(
-        task, data=data, split="calibration", seed=sampling.seed, shots=shots, chat=job.chat,
+        task, data=data, split="calibration", seed=seed, shots=shots, chat=job.chat,
         allow_code_execution=allow_code_execution, sandbox=not no_sandbox,
     )  # fmt: skip
     problems = chosen.problems(MINED if limit is None and for_demo else limit)
     processes = find_workers(job, models, _models.load_models)
     target, draft, tokenizer = _models.load_models(models, job)
     wrap = (lambda text: _models.with_template(tokenizer, [text])[0]) if job.chat else str
-    source = _models.name_demo_source(sampling.seed) if for_demo else (data or Path(task)).name
+    source = _models.name_demo_source(seed) if for_demo else (data or Path(task)).name
     methods.mine(
         target, draft, tokenizer, chosen, problems, out, settings,
         batch_size=batch_size, workers=workers, resume=job.resume, wrap=wrap, source=source,

@@ -61,7 +61,7 @@ def policies_command(
             screen.print(Text().append(line.name, style="bold").append(f"  {line.guarantee}"), overflow="fold")
             screen.print(Text(indent(fill(line.summary, screen.width - 4), "    ")))
         screen.print()
-    show("parameters, neutral setting and source: hf-lossy policies NAME")
+    show("all of an entry: hf-lossy policies NAME")
 
 
 @_options.command

@@ -129,7 +129,7 @@ def test_greedy_data_fits_and_says_what_lambdas_mean(hf_lossy, tmp_path):
         (["generate", "--policy", "svip:head=x"], "svip"),
         (["collect", "--out", "{tmp}/x", "--temperature", "0"], "--greedy"),
         (["collect", "--out", "{tmp}/x", "--top-p", "1.5"], "--top-p: expected a number from 0 to 1"),
-        (["mine", "--out", "{tmp}/x", "--do-sample", "--top-p", "0"], "top_p: expected a number above 0"),
+        (["tune", "--do-sample", "--top-p", "0"], "top_p: expected a number above 0"),
         (["collect", "--out", "{tmp}/x", "--mix", "0.3"], "--mix is for --for specdec"),
         (["collect", "--out", "{tmp}/x", "--greedy", "--temperature", "0.7"], "are for --do-sample: pass it"),
         (["collect", "--out", "", *QUICK], "--out: expected the name of a new folder"),

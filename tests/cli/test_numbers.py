@@ -95,7 +95,7 @@ ARGUMENTS = {  # what each command needs, and what an option needs beside it
 BESIDE = {
     "collect --mix": ["--for", "specdec"],
     "mine --shots": ["--task", "gsm8k", "--data", "DATA"],
-} | {f"{command} {option}": ["--do-sample"] for command in ("generate", "mine", "compare", "tune") for option in ("--temperature", "--top-k", "--top-p")}  # fmt: skip
+} | {f"{command} {option}": ["--do-sample"] for command in ("generate", "compare", "tune") for option in ("--temperature", "--top-k", "--top-p")}  # fmt: skip
 
 
 @pytest.mark.full(every=18)

@@ -116,7 +116,7 @@ def make(problems: int, file: Path = TABLE) -> None:
 def ordered(steps: Sequence[Candidate], order: str) -> list[Candidate]:
     """Return the same steps, each sequence in this order."""
     random = np.random.default_rng(SEED)
-    places = {ladder: [s.place for s in steps if s.ladder == ladder] for ladder in {s.ladder for s in steps}}
+    places = {ladder: [s.rank for s in steps if s.ladder == ladder] for ladder in {s.ladder for s in steps}}
     for ladder in sorted(places):
         ladder_places = places[ladder]
         places[ladder] = (
@@ -126,7 +126,7 @@ def ordered(steps: Sequence[Candidate], order: str) -> list[Candidate]:
             if order == "shuffled"
             else ladder_places
         )
-    return [replace(step, place=int(places[step.ladder][step.place])) for step in steps]
+    return [replace(step, rank=int(places[step.ladder][step.rank])) for step in steps]
 
 
 def limits(population: Population) -> list[float]:
@@ -213,7 +213,7 @@ def known(population: Population, steps: Sequence[Candidate], limit: float) -> s
     allowed = harms_allowed(REST, limit, DELTA / len({step.ladder for step in steps}))
     fit = []
     for step in steps:
-        below = [s.name for s in steps if s.ladder == step.ladder and s.place <= step.place]
+        below = [s.name for s in steps if s.ladder == step.ladder and s.rank <= step.rank]
         passes = all(allowed >= 0 and binom.cdf(allowed, REST, rate[name]) > 0.99 for name in below)
         if passes and speed[step.name] > speed[population.names[0]]:
             fit.append(step.name)

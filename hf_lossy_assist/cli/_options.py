@@ -155,8 +155,8 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
         types = get_type_hints(group, include_extras=True)
         settings |= {f.name: (read_setting(types[f.name]), getattr(defaults, f.name)) for f in fields(group)}
 
-    def run(**given: object) -> None:
-        values = {name: default for name, (_, default) in settings.items()} | given
+    def run(**arguments: object) -> None:
+        values = {name: default for name, (_, default) in settings.items()} | arguments
         for name, (setting, _) in settings.items():
             setting.check(f"--{name.replace('_', '-')}", values[name])
         grouped = {

@@ -54,8 +54,8 @@ def run(app: typer.Typer) -> int:
             raise
         return 2
     if code == 130:
-        for part in filter(Path.is_dir, _begun):
-            show(f"interrupted; what is done is in {part}: the same command with --resume goes on")
+        for unfinished in filter(Path.is_dir, _begun):
+            show(f"interrupted; what is done is in {unfinished}: the same command with --resume goes on")
         say("interrupted")
     return code if isinstance(code, int) else 0
 
@@ -111,10 +111,10 @@ def check_out(out: Path | None, resume: bool) -> None:
         if resume:
             raise ValueError("--resume goes on with the run of a folder: pass its --out")
         return
-    part = training.run_folder.folders(out)[1]
-    if not (resume and part.is_dir()):  # it may be the remains of a finished run
+    unfinished = training.run_folder.folders(out)[1]
+    if not (resume and unfinished.is_dir()):  # it may be the remains of a finished run
         check_new(out)
-    _begun.append(part)
+    _begun.append(unfinished)
 
 
 def read_problems(

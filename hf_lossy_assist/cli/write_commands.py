@@ -299,14 +299,14 @@ def serve_command(
     chosen = server.routes.read_policies(settings.policies)
     loaded, drafter = _models.load_served(models, loading)
     name = settings.name_model(models.model)
-    made = server.routes.make_server(settings, name, loaded, drafter, chosen)
+    running = server.routes.make_server(settings, name, loaded, drafter, chosen)
     line = f"(policies: {', '.join(chosen)}); Ctrl-C ends it once all texts are written"
     try:
         server.http.listen(
-            made.app(), made.bounds, made.give_up, host, port, lambda url: show(f"{name} at {url} {line}")
+            running.app(), running.bounds, running.give_up, host, port, lambda url: show(f"{name} at {url} {line}")
         )
     finally:
-        if made.worker.is_alive():  # a forward is running, during which Python's exit would abort the process
+        if running.worker.is_alive():  # a forward is running, during which Python's exit would abort the process
             logging.shutdown()
             sys.stdout.flush()
             os._exit(0)

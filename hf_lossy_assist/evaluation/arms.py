@@ -19,7 +19,7 @@ Draft: TypeAlias = PreTrainedModel | Drafter | Mapping[str, PreTrainedModel | Dr
 Loaded: TypeAlias = tuple[PreTrainedModel, Draft, PreTrainedTokenizerBase]
 Write: TypeAlias = Callable[..., ModelOutput]
 TARGET, STATIC = "target", "target compiled"
-COMPILED, WITH = " compiled", " with "  # in an arm's name: suffix; between policy and draft if there are several
+COMPILED, DRAFTED_BY = " compiled", " with "  # in an arm's name: suffix; between policy and draft if there are several
 STATIC_DRAFTS = CACHE == "cache"  # since 5.24 Transformers' assisted generation supports a static cache
 CONSTANT = {"num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.0}
 
@@ -79,7 +79,7 @@ def make_arms(
     several = len(drafts) > 1
     for label, model in drafts.items():
         if assisted and not isinstance(model, Drafter):
-            suffix, fixed = (WITH + label) * several, {"num_assistant_tokens": gamma, **CONSTANT}
+            suffix, fixed = (DRAFTED_BY + label) * several, {"num_assistant_tokens": gamma, **CONSTANT}
             writers = {f"assisted{suffix}": make_assisted_writer(target, model, {})}
             writers[f"assisted γ={gamma}{suffix}"] = make_assisted_writer(target, model, fixed)
             if compiled and STATIC_DRAFTS:
@@ -93,7 +93,7 @@ def make_arms(
     for label, model in drafts.items():
         for policy_name, policy in policies.items():
             for form, settings in forms.items():
-                name = policy_name + (WITH + label) * several + form
+                name = policy_name + (DRAFTED_BY + label) * several + form
                 if name in {arm.name for arm in arms}:
                     raise ValueError(f"{name} is what another arm is called: write ./{name} for the folder")
                 arguments = {**settings, "assistant_model": model, "lossy_policy": policy, "tokenizer": tokenizer}

@@ -132,18 +132,18 @@ def compare_arms(
     if run is None:
         with open_run(None, {}) as run:
             return compare_arms(writer, arms, prompts, batches, run, problems=problems, loaded=loaded, what=what)
-    part, names = run.part, [f"{size:05d}-{unit:06d}.json" for size, unit, _ in batches]
-    left_out = {name: why for unit in _read_units(part) for name, why in unit["left_out"].items()}
+    folder, names = run.part, [f"{size:05d}-{unit:06d}.json" for size, unit, _ in batches]
+    left_out = {name: why for unit in _read_units(folder) for name, why in unit["left_out"].items()}
     models, make = ((), None) if loaded is None else loaded
     measured = [arm for arm in arms if arm.name not in left_out]  # an arm that failed when the run was begun stays out
     run.processes.run(
         Measuring(writer, measured, make, prompts, batches, problems),
         models,
         run.list_missing(names),
-        lambda index, unit: write_text(part / names[index], json.dumps(unit)),
+        lambda index, unit: write_text(folder / names[index], json.dumps(unit)),
         (what, "batches"),
     )
-    units, seconds = [json.loads((part / name).read_bytes()) for name in names], dict[str, float]()
+    units, seconds = [json.loads((folder / name).read_bytes()) for name in names], dict[str, float]()
     run.processes.wait()  # all have read them, before one removes them
     for unit in units:
         left_out |= unit["left_out"]  # an arm that failed in any process is left out in all
@@ -154,8 +154,8 @@ def compare_arms(
     return ComparisonResult(answers, metrics, left_out, seconds)
 
 
-def _read_units(part: Path) -> list[dict[str, Any]]:
-    return [json.loads(file.read_bytes()) for file in sorted(part.glob("[0-9]*.json"))]
+def _read_units(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(file.read_bytes()) for file in sorted(folder.glob("[0-9]*.json"))]
 
 
 class Measuring:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from ..stats.intervals import Estimate, mcnemar, rate, ratio, wilson
 from ..stats.speculation import EXACT, name_guarantee
 from ..terminal import digits
-from .arms import COMPILED, TARGET, WITH, Arm
+from .arms import COMPILED, DRAFTED_BY, TARGET, Arm
 from .writer import ArmOutput
 
 
@@ -60,7 +60,7 @@ class ArmMetrics:
     @property
     def policy(self) -> str:
         """The arm's name, without the name of its draft and its form."""
-        return self.arm.removesuffix(COMPILED).removesuffix(f"{WITH}{self.draft}")
+        return self.arm.removesuffix(COMPILED).removesuffix(f"{DRAFTED_BY}{self.draft}")
 
     @property
     def speed(self) -> float:

@@ -33,11 +33,11 @@ DOUBT = 0.1  # level at which a setting whose harm on the first problems exceeds
 
 @dataclass(frozen=True)
 class Candidate:
-    """One setting: `ladder` is its rule's name, `place` counts from the strictest."""
+    """One setting: `ladder` is its rule's name, `rank` counts from the strictest."""
 
     name: str
     ladder: str
-    place: int
+    rank: int
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def choose_candidates(
     def may_pass(trial: TrialResult) -> bool:
         return trial.speed > lossless and gain_bound(trial.harms, trial.problems, DOUBT) <= max_loss
 
-    fit = [s for s in sorted(steps, key=lambda s: (s.ladder, s.place)) if may_pass(tried[s.name])]
+    fit = [s for s in sorted(steps, key=lambda s: (s.ladder, s.rank)) if may_pass(tried[s.name])]
     return [s for s in fit if not any(o.ladder == s.ladder and is_better(tried[o.name], tried[s.name]) for o in fit)]
 
 
@@ -87,7 +87,7 @@ def certify(
 ) -> list[CertificationResult]:
     """Climb every ladder. `tried`: results on problems that were not used to choose `steps`."""
     ladders: defaultdict[str, list[Candidate]] = defaultdict(list)
-    for step in sorted(steps, key=lambda s: s.place):
+    for step in sorted(steps, key=lambda s: s.rank):
         ladders[step.ladder].append(step)
     results = []
     for ladder in ladders.values():

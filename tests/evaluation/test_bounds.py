@@ -71,7 +71,7 @@ def test_a_certificate_is_broken_as_seldom_as_promised(names):
     random, max_loss, delta, broken, net = np.random.default_rng(11), 0.01, 0.05, 0, 0
     for _ in range(USERS):
         certified = [result.step for result in a_user(random, names, max_loss, delta, 700) if result.certified]
-        truth = [LADDERS[step.ladder][0][step.place] for step in certified]
+        truth = [LADDERS[step.ladder][0][step.rank] for step in certified]
         broken += any(harm > max_loss for harm, _ in truth)
         net += any(harm - gain > max_loss for harm, gain in truth)
     assert max(broken, net) / USERS <= delta + 3 * np.sqrt(delta * (1 - delta) / USERS)
@@ -106,8 +106,8 @@ def test_what_holds_is_the_limit_and_not_the_bound_of_the_chosen_one():
         best = find_fastest(
             certify(steps, {s.name: trial for s, trial in zip(steps, tried, strict=True)}, limit, delta)
         )
-        underestimated += best is not None and rates[best.step.place] > best.harm
-        broken += best is not None and rates[best.step.place] > limit
+        underestimated += best is not None and rates[best.step.rank] > best.harm
+        broken += best is not None and rates[best.step.rank] > limit
     most = delta + 3 * np.sqrt(delta * (1 - delta) / USERS)
     assert broken / USERS <= most < underestimated / USERS
 

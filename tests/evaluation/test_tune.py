@@ -260,7 +260,7 @@ def test_a_rule_without_its_parameter_is_its_ladder():
 def test_a_field_of_settings():
     field = parse_search_space(["svip", "top_k+svip", "lenience:lenience=0.5", "lenience:lenience=0.3", "strict"])
     assert list(field.lossless) == ["svip", "strict"] and len(field.policies) == 8
-    assert [(step.ladder, step.place) for step in field.steps] == [
+    assert [(step.ladder, step.rank) for step in field.steps] == [
         *(("top_k+svip", place) for place in range(4)), ("lenience", 0), ("lenience", 1),
     ]  # fmt: skip
     assert all(field.policies[step.name].lossless is False for step in field.steps)

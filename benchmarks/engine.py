@@ -3,7 +3,7 @@
     python benchmarks/engine.py                                              # the demo pair, CPU
     python benchmarks/engine.py --model M --assistant D --prompts gsm8k.jsonl --chat --problems 8 --max-new-tokens 64
     python benchmarks/engine.py --device cuda --dtype bfloat16 --json out.json
-    python benchmarks/engine.py --policies constant:gamma=5 joint_goodput+trim --width 4096 --noise 0.5    # the target and these, by batch size
+    python benchmarks/engine.py --policies constant:gamma=5 joint_goodput --width 4096 --noise 0.5    # the target and these, by batch size
     python benchmarks/engine.py --mixes copying prose code --batch-sizes 1 8 # drafter="auto" and a fallback beside each fixed drafter
 
 Arms at batch 1: `target` (Transformers' generate alone), `assisted γ` (Transformers' assisted generation with

@@ -6,8 +6,12 @@ import time
 from typing import Any
 
 import torch
-from baselines import Mentored  # of examples/reproduce, whose folder `pairs` adds, which `policies` imports first
+
+# Of examples/reproduce, whose folder `pairs` adds, which `policies` imports first.
+from baselines import Mentored
+from lossy_rules import MARS, Cascade, Ensemble, FLy, KLJudge, SyntheticForBenchmarks
 from pairs import synchronize
+from stateful_rules import CSD, RegretBudget
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.stats.speculation import SpeculationStats
@@ -64,19 +68,19 @@ def rules(judge: hla.Head) -> dict[str, list[hla.AcceptanceRule]]:
         "top_k_tolerance": [hla.TopKTolerance(3, 3.0), hla.TopKTolerance(5, 4.0), hla.TopKTolerance(10, 6.0)],
         "typical": [hla.Typical(), hla.Typical(0.02, 0.1), hla.Typical(0.004, 0.1)],
         "lenience": [hla.Lenience(0.2), hla.Lenience(0.02), hla.Lenience(0.002)],
-        "ensemble": [hla.Ensemble(0.5), hla.Ensemble(0.2), hla.Ensemble(0.1)],
-        "cascade": [hla.Cascade(0.0), hla.Cascade(0.5), hla.Cascade(0.9)],
-        "kl_judge": [hla.KLJudge(0.2), hla.KLJudge(2.0, 0.99), hla.KLJudge(4.0, 0.999)],
-        "fly": [hla.FLy(), hla.FLy(3, 0.1), hla.FLy(1, 0.02)],
-        "regret_budget": [hla.RegretBudget(2.06), hla.RegretBudget(8.0), hla.RegretBudget(16.0)],
-        "mars": [hla.MARS(), hla.MARS(0.7), hla.MARS(0.4)],
-        "csd": [hla.CSD(0.2), hla.CSD(0.02), hla.CSD(0.002, 1)],
+        "ensemble": [Ensemble(0.5), Ensemble(0.2), Ensemble(0.1)],
+        "cascade": [Cascade(0.0), Cascade(0.5), Cascade(0.9)],
+        "kl_judge": [KLJudge(0.2), KLJudge(2.0, 0.99), KLJudge(4.0, 0.999)],
+        "fly": [FLy(), FLy(3, 0.1), FLy(1, 0.02)],
+        "regret_budget": [RegretBudget(2.06), RegretBudget(8.0), RegretBudget(16.0)],
+        "mars": [MARS(), MARS(0.7), MARS(0.4)],
+        "csd": [CSD(0.2), CSD(0.02), CSD(0.002, 1)],
         "judge": [hla.Judge(judge, t) for t in spread],
         "limited": [hla.Limited(hla.TopK(4), per_request=n) for n in (1, 2, 4)],
         "union": [
-            hla.Union((hla.Judge(judge, spread[0]), other)) for other in (hla.Typical(0.02, 0.1), hla.TopK(2), hla.FLy(1, 0.1))
+            hla.Union((hla.Judge(judge, spread[0]), other)) for other in (hla.Typical(0.02, 0.1), hla.TopK(2), FLy(1, 0.1))
         ],
-        "synthetic_for_benchmarks": [hla.SyntheticForBenchmarks(rate) for rate in (0.5, 0.8, 0.95)],
+        "synthetic_for_benchmarks": [SyntheticForBenchmarks(rate) for rate in (0.5, 0.8, 0.95)],
         "block_verification": [hla.BlockVerification()],
         "mentored": [Mentored(0.01), Mentored(0.1), Mentored(0.2)],
         "entropy_verify": [hla.EntropyVerify(), hla.EntropyVerify(2.0, 0.1), hla.EntropyVerify(4.0, 0.01)],

@@ -88,7 +88,6 @@ class Selection:
     # depend on the token.
     would_verify: Callable[[torch.Tensor], torch.Tensor] | None = None
     replaced: torch.Tensor | None = None  # (B,) int64   position of the token that the filter replaced, γ if none
-    counts: Sequence[int] | None = None  # `sent` on the host, if known there
 
     def valid_prefix_lengths(self, lengths: Sequence[int], accepted: Sequence[int]) -> list[int]:
         """Return, for a model that ran on the drafter's tokens, how many of a row's `lengths[b]` cached tokens are in

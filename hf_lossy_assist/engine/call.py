@@ -15,7 +15,6 @@ from ..batch.randomness import Randomness
 from ..batch.rows import Rows
 from ..batch.suffix_memory import SuffixMemory
 from ..drafters.base import DrafterRun
-from ..filters.base import FilterRun
 from ..models.cached_model import NotJoined, TargetModel
 from ..models.compiled.static_model import StaticRowModel
 from ..models.facts import facts_of
@@ -107,7 +106,6 @@ class Call:
     drafter: DrafterRun
     stop: StopRun
     rule: RuleRun
-    filter: FilterRun
     policy: LossyPolicy
     processing: Processing
     randomness: Randomness
@@ -278,7 +276,6 @@ def insert(call: Call, source: Call, rows: Sequence[int], new: Sequence[RowParts
 def _stop(call: Call, rows: int) -> StopRun:
     """Start the call's stop for `rows` rows."""
     out = call.stop.settings.start(rows)
-    out.trims = call.stop.trims
     if call.stop_context is not None:
         out.pair(*call.stop_context)
     return out

@@ -46,7 +46,6 @@ def run_stages(call: Call, limits: list[int], stats: SpeculationStats) -> None:
     verified, raw_logits = draft_and_verify(call, limits)
     verdict = accept(call.rule, verified, call.randomness)
     accepted = commit(call, verified, verdict, raw_logits, stats)
-    call.filter.observe(verified.selection, verdict.accepted, sum(accepted))
     if call.on_round is not None:
         call.on_round(verified, verdict)
     roll_back(call, verified, accepted)
@@ -65,7 +64,6 @@ def start_round(call: Call) -> list[int]:
     rows = call.rows
     call.randomness.begin_round(rows.row_id_list)
     active = [row for row, finished in zip(rows.row_id_list, rows.finished, strict=True) if not finished]
-    call.filter.begin_round(len(active), call.target)
     planned = dict(zip(active, check_limits(call.stop.begin_round(active), active, call.stop.settings), strict=True))
     call.positions.check(rows, call.name_row)
     limits = call.positions.room(rows.budgets(), rows.cached_lengths())

@@ -61,7 +61,7 @@ def select(call: Call, draft: Draft) -> Selection:
     companion, rows = None, len(call.rows.row_id_list)
     if call.companion is not None and draft.gamma and call.policy.filter.reads_companion(rows):
         companion = companion_probs(call, draft)
-    selection = call.filter.select(draft, companion, call.randomness.for_filters())
+    selection = call.policy.filter.select(draft, companion, call.randomness.for_filters())
     sent = getattr(selection, "sent", selection)
     refuse_unfit(sent, draft.lengths.shape, torch.int64, call.policy.filter, "select: Selection.sent")
     if selection.replaced is not None:  # the filter replaced some tokens
@@ -97,10 +97,8 @@ def verify(call: Call, selection: Selection) -> tuple[Verified, torch.Tensor]:
     last, counts = rows.uncached_tokens(call.target.lengths)  # (B, 1); in the first round possibly the whole prompt
     sent = _sent(selection)
     fed = [count + n for count, n in zip(counts, sent, strict=True)]
-    width = draft.gamma if selection.counts is None else max(sent)
     with call.clock.time("target", (len(fed), sum(fed))):
-        logits = call.target.feed(torch.cat([last, draft.tokens[:, :width]], dim=1), fed, keep=1 + width)
-        logits = torch.nn.functional.pad(logits, (0, 0, 0, draft.gamma - width))
+        logits = call.target.feed(torch.cat([last, draft.tokens], dim=1), fed, keep=1 + draft.gamma)
     raw = logits.to(device=rows.ids.device, dtype=torch.float32)
     accepts, spec = None, call.rule.rule.features
     if draft.gamma and spec is not None:  # before the processors, which may run the target again
@@ -124,8 +122,6 @@ def _sent(selection: Selection) -> list[int]:
     """Return how many drafted tokens of each row the target reads.
     Off the CPU all of them: unequal lengths would need an upload."""
     draft = selection.draft
-    if selection.counts is not None:
-        return list(selection.counts)
     if not selection.sends_all or selection.sent.device.type == "cpu":
         return selection.sent.tolist()
     return [draft.gamma] * len(draft.row_ids)

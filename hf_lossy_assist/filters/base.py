@@ -1,6 +1,6 @@
 """The base classes of verify filters, with and without a companion model, and staged speculation."""
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar
@@ -10,7 +10,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..artifacts.identity import ModelIdentity
 from ..artifacts.loading import load_model
-from ..models.cached_model import CachedModel
 from ..models.introspection import base_of, vocabulary_of
 from ..models.probe import why_not_rows
 from ..registry import Frozen
@@ -28,8 +27,6 @@ class VerifyFilter(Frozen, kind="filter"):
     # Whether dropping a token may depend on the token itself, not only on those before it. The correction is then re-weighted.
     depends_on_token: ClassVar[bool] = False
     joint: ClassVar[bool] = False  # weighs the rows of a batch against each other
-    reads_probs: ClassVar[bool] = False  # reads `Draft.probs` in greedy decoding, too
-    trims: ClassVar[bool] = False  # drops what is not worth verifying: see `StopRun.trims`
 
     def companion_for(self, target: PreTrainedModel) -> PreTrainedModel | None:
         """Return the model whose distributions the filter reads; None: it reads none."""
@@ -59,30 +56,6 @@ class VerifyFilter(Frozen, kind="filter"):
             randomness: for filters that draw tokens; independent of the round's other random numbers.
         """
         raise NotImplementedError(f"{type(self).__name__} needs a method select(draft, companion, randomness)")
-
-    def start(self) -> "FilterRun":
-        """Return the run of one generate call, which holds all state."""
-        return FilterRun(self)
-
-
-class FilterRun:
-    """The state of a filter in one generate call, for all rows together; this class has none."""
-
-    def __init__(self, settings: VerifyFilter):
-        self.settings = settings
-
-    def pair(self, target: PreTrainedModel, draft: PreTrainedModel, kind: Hashable) -> None:
-        """Set the call's models, as in `StopRun.pair`; `draft` is the target itself if the drafter is no model."""
-
-    def begin_round(self, unfinished: int, target: CachedModel | None) -> None:
-        """Begin a round of `unfinished` rows; `target` reads the selected tokens (None: in Transformers' loop)."""
-
-    def select(self, draft: Draft, companion: torch.Tensor | None, randomness: RandomSource) -> Selection:
-        """Run `VerifyFilter.select`."""
-        return self.settings.select(draft, companion, randomness)
-
-    def observe(self, selection: Selection, accepted: torch.Tensor, total: int) -> None:
-        """Record, after a round, the number of accepted tokens of each row, (B,) int64, and their sum."""
 
 
 class VerifyAll(VerifyFilter, name="all"):

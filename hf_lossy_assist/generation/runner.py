@@ -276,17 +276,15 @@ class Runner:
         compiles = checked.compilation is not None
         key = make_cost_key(self.policy, draft.drafter, config, device, model.dtype, compiles)
         cost_key = key, type(checked.stop).__name__, checked.stop.longest
-        stop, filter_run = checked.stop.start(len(rows.row_id_list)), self.policy.filter.start()
-        stop.trims = self.policy.filter.trims
+        stop = checked.stop.start(len(rows.row_id_list))
         pair = None if draft.assistant is None else (model, draft.assistant, key)
         if pair is not None:
             stop.pair(*pair)
-        filter_run.pair(model, model if draft.assistant is None else draft.assistant, cost_key)
         companion = self.policy.filter.companion_for(base_of(model))
         if is_one_of_several():
             refuse_spread("companion", companion)
         clock, vocabulary, spec = Clock(device), vocabulary_of(model), rule.features
-        reads_probs = companion is not None or self.policy.filter.reads_probs or rule.needs_draft_probs
+        reads_probs = companion is not None or rule.needs_draft_probs
         context = DraftContext(
             model, rows, stop, processing, vocabulary, sampling, clock, target.lengths[:], spec, reads_probs
         )
@@ -305,7 +303,6 @@ class Runner:
             drafter=drafter,
             stop=stop,
             rule=rule.start(rows.token_ids()),
-            filter=filter_run,
             policy=self.policy,
             processing=processing,
             randomness=Randomness(self.generator, len(rows.row_id_list)),

@@ -12,6 +12,7 @@ from ..artifacts.head import Head
 from ..artifacts.json_io import parse_json
 from ..registry import NEEDS, Kind, Method, Names, find_method, list_entries
 from ..registry.discovery import ENTRIES, LOADED, PACKAGE, PLUGINS
+from ..registry.registry import find_example
 from ..validation import shown
 from .policy import LossyPolicy, make_head_policy, run_recipe
 from .serialise import PARTS, SAVED, build_parts, check_parameters
@@ -113,6 +114,8 @@ def _explain_unknown(name: str) -> str:
     """Return the error for a text that is no name and no folder, with the nearest match or else all names."""
     groups = {"policies": sorted(Names("method"))} | {f"{kind}s": sorted(Names(kind)) for kind in PARTS}
     known = [n for names in groups.values() for n in names]
+    if example := find_example(_PARTS.split(name)[0].partition(":")[0]):
+        return f"lossy_policy: {example}"
     line = f"lossy_policy: unknown policy {shown(name)}"
     if os.sep in name:
         return (

@@ -22,7 +22,7 @@ from ..drafters.base import Drafter
 from ..filters.base import VerifyAll, VerifyFilter
 from ..registry import Frozen, Kind, Method, find_method
 from ..rules import AcceptanceRule, Strict
-from ..rules.block import BlockVerification
+from ..rules.base import BlockVerification
 from ..stops import DraftStop
 from ..stops.constant import Constant
 from ..stops.fallback import Fallback

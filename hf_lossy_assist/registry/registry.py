@@ -15,6 +15,19 @@ from .entry import Entry, Guarantee, Method, check_make
 
 T = TypeVar("T", bound=Callable[..., object])
 _bases: dict[Kind, type] = {}
+# Names that were this package's, by the examples that register them now.
+EXAMPLES = {
+    "examples/reproduce/lossy_rules.py": (
+        "cascade",
+        "ensemble",
+        "fly",
+        "kl_judge",
+        "mars",
+        "synthetic_for_benchmarks",
+    ),
+    "examples/reproduce/stateful_rules.py": ("csd", "regret_budget"),
+    "examples/reproduce/baselines.py": ("adaedl", "mentored", "moving_average"),
+}
 
 
 def set_base(kind: Kind, cls: type) -> None:
@@ -94,8 +107,14 @@ def find_entry(kind: Kind, name: str, where: str = "") -> Entry:
     """Return the entry of a name. Raises: `ValueError`, one line with the nearest match, for an unregistered name."""
     import_entries()
     if name not in ENTRIES[kind]:
-        raise ValueError(f"{where}{nearest(kind, str(name), ENTRIES[kind])}")
+        raise ValueError(where + (find_example(name) or nearest(kind, str(name), ENTRIES[kind])))
     return ENTRIES[kind][name]
+
+
+def find_example(name: str) -> str | None:
+    """Return the error for a name that an example registers."""
+    file = next((file for file, names in EXAMPLES.items() if name in names), None)
+    return None if file is None else f"{name} is of {file} now: import that file first, which registers it"
 
 
 def find_method(name: str, where: str = "") -> Method:

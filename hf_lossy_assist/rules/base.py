@@ -1,4 +1,4 @@
-"""The base class of acceptance rules.
+"""The base class of acceptance rules, and the two lossless ones.
 
 All rules share one formalism (docs/explanation/what-is-lossy.md): a drafted token x ~ q is accepted with probability a(x). After the first
 rejection the correction is drawn from r, so that the output distribution is q·a + (1 − Σ q·a)·r. A rule overrides `matches` (greedy) and
@@ -14,7 +14,7 @@ import torch
 from ..artifacts.features import FeatureSpec
 from ..registry import Frozen
 from ..round import Verdict, Verified
-from ..tensors import argmax, at_places
+from ..tensors import argmax, at_places, in_parts
 from ..validation import shown
 
 
@@ -185,6 +185,57 @@ class Strict(AcceptanceRule, name="strict", paper="2211.17192"):
 
     lossless: ClassVar[bool] = True
     scope: ClassVar[str] = "position"
+
+
+class BlockVerification(AcceptanceRule, name="block_verification", paper="2403.10444"):
+    """Accept whole blocks losslessly: at least as many tokens in expectation as token-by-token acceptance.
+
+    With w₀ = 1, wᵢ = min(1, wᵢ₋₁·p(xᵢ)/q(xᵢ)): accept the longest i whose coin is below hᵢ = Sᵢ/(Sᵢ + 1 − wᵢ), Sᵢ = Σ (wᵢ·p − q)⁺
+    after xᵢ, and h = w for the last drafted token; r = norm((wᵢ·p − q)⁺) (Sun et al., Algorithm 2,
+    huggingface.co/papers/2403.10444). P(at least i accepted | x₁ … xᵢ) = wᵢ is at least strict acceptance's; a single outcome may still
+    be shorter, since a later token's coin decides for earlier ones. Greedy: strict.
+    """
+
+    lossless: ClassVar[bool] = True
+    nestable: ClassVar[bool] = False  # its correction depends on its decisions
+    accepts_all_strict: ClassVar[bool] = False
+
+    def weights(self, verified: Verified) -> torch.Tensor:
+        """Return w before the first and after each drafted token, (B, γ + 1)."""
+        ratio = ratios(verified)
+        out = [ratio.new_ones(ratio.shape[0])]
+        for column in ratio.unbind(dim=1):
+            out.append((out[-1] * column).clamp(max=1.0))
+        return torch.stack(out, dim=1)
+
+    def probability(self, verified: Verified) -> torch.Tensor:
+        """Return h of each drafted token, whose coin accepts the prefix that ends with it, (B, γ)."""
+        w, gamma = self.weights(verified)[:, 1:], verified.draft.gamma
+        if gamma == 0:
+            return w
+        if verified.q is None:
+            rest = w[:, :-1] * (1 - verified.p_at_tokens[:, 1:])  # q = 1 on the next token, where w·p − 1 ≤ 0
+        else:
+            rest = in_parts(_above, verified.logits[:, 1:gamma], verified.q[:, 1:], w[:, :-1])
+        # 0/0: the distributions agree and w = 1, so nothing after it can be rejected. After an impossible token p may be undefined.
+        inner = (rest / (rest + 1 - w[:, :-1])).nan_to_num(1.0).masked_fill(~(w[:, :-1] > 0), 0.0)
+        h = torch.cat([inner, w[:, -1:]], dim=1)
+        last = torch.arange(gamma, device=w.device) == verified.sent[:, None] - 1
+        return torch.where(last, w, h)
+
+    def accepts(self, verified: Verified, coins: torch.Tensor | None) -> torch.Tensor:
+        if not verified.sampling:
+            return self.matches(verified)
+        passed = super().accepts(verified, coins) & verified.is_sent
+        return passed.flip(1).cummax(dim=1).values.flip(1)  # the prefix up to the last one that passed
+
+    def correction(self, verified: Verified, at: torch.Tensor) -> torch.Tensor:
+        return above_draft(self.weights(verified).gather(1, at[:, None]) * verified.p_at(at), verified, at)
+
+
+def _above(logits: torch.Tensor, q: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """Return Σ (w·p − q)⁺, (B, n, V) each and (B, n) → (B, n)."""
+    return logits.softmax(dim=-1).mul_(w[..., None]).sub_(q).clamp_(min=0.0).sum(dim=-1)
 
 
 def accepted_by(run: RuleRun, verified: Verified, coins: torch.Tensor | None) -> torch.Tensor:

@@ -32,15 +32,6 @@ class Distributions:
         """Gather `values` (..., V) at the tokens, (..., n)."""
         return values if self.tokens is None else values.gather(-1, self.tokens)
 
-    def for_tokens(self, values: torch.Tensor) -> torch.Tensor:
-        """Expand one value per position, (..., 1), to the tokens, (..., n)."""
-        return values.expand(*values.shape[:-1], (self.logits if self.tokens is None else self.tokens).shape[-1])
-
-    @property
-    def ids(self) -> torch.Tensor:
-        """The token ids, (..., n), or (V,) for the whole vocabulary."""
-        return torch.arange(self.logits.shape[-1], device=self.logits.device) if self.tokens is None else self.tokens
-
     @lazy_property
     def p(self) -> torch.Tensor:
         """The target's distributions, (..., V) float32."""

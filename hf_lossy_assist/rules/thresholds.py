@@ -1,13 +1,83 @@
-"""Rules that compare p(x) with a threshold, fixed or lowered where the target is uncertain."""
+"""Rules that take a drafted token by its rank, or by p(x): above a fixed threshold, or one that is lower where the target is uncertain."""
 
 import math
 from typing import ClassVar
 
 import torch
 
-from ..registry.frozen import Amount, PositiveShare, Share
+from ..registry.frozen import Amount, Count, PositiveShare, Several, Share
+from ..tensors import passing
 from .distributions import Distributions
 from .pointwise import Pointwise
+
+
+def ranks(dists: Distributions) -> torch.Tensor:
+    """Return the number of tokens that the target prefers to each token, (..., n) int64; the lower id wins a tie."""
+    scores = dists.logits
+    if dists.tokens is None:
+        return scores.sort(dim=-1, descending=True, stable=True).indices.argsort(dim=-1)
+    assert dists.tokens.shape[-1] == 1, "several tokens of one place would need the whole vocabulary"
+    score, ids = dists.at(scores), torch.arange(scores.shape[-1], dtype=torch.float32, device=scores.device)
+    ahead = passing(torch.eq, scores, score).mul_(passing(torch.lt, ids, dists.tokens.to(torch.float32)))
+    return ahead.add_(passing(torch.gt, scores, score)).sum(dim=-1, keepdim=True).to(torch.int64)
+
+
+class TopK(
+    Pointwise,
+    name="top_k",
+    neutral={"k": 0},
+    neutral_text="k = 0, and in greedy decoding k = 1",
+    paper="2504.20039",
+    ladder=("k", (2, 3, 4, 8)),
+):
+    """Accept a drafted token that is among the target's k most likely ones: AutoJudge's baseline.
+
+    a(x) = 1 where fewer than k tokens have a higher p than x (the lower id wins a tie), else strict; r = norm((p − q)⁺)
+    (Garipov et al., §4.1, huggingface.co/papers/2504.20039). Neutral: k = 0, and in greedy decoding k = 1.
+    """
+
+    k: Count
+
+    def keeps(self, dists: Distributions) -> torch.Tensor:
+        return ranks(dists) < self.k
+
+
+class RelaxedTopK(TopK, name="relaxed_top_k", neutral={"k": 1}, paper="TensorRT-LLM", ladder=("k", (2, 4, 8))):
+    """Accept a drafted token that is among the target's k most likely ones and not much less likely than the first.
+
+    Accept x iff rank(x) < k and p(x) ≥ max p − δ, in probabilities, else the target's argmax: TensorRT-LLM's relaxed
+    acceptance (`relaxed_topk`, `relaxed_delta`; k = 10 and δ = 0.6 are its usual settings), for greedy decoding. There it
+    applies to reasoning only: `Limited(RelaxedTopK(), inside=(begin, end))`. Neutral: k = 1.
+    """
+
+    k: Several = 10
+    delta: Share = 0.6
+    modes: ClassVar[tuple[str, ...]] = ("greedy",)
+
+    def keeps(self, dists: Distributions) -> torch.Tensor:
+        return super().keeps(dists) & (dists.px >= dists.top - self.delta)
+
+
+class TopKTolerance(
+    TopK,
+    name="top_k_tolerance",
+    neutral={"k": 1},
+    neutral_text="k = 1, the default; tolerance = 0 accepts no more than exact ties",
+    paper="vLLM's speculators",
+    ladder=("k", (2, 3, 5)),
+):
+    """Accept a drafted token that is among the target's k most likely ones and within a log-probability of the first.
+
+    Accept x iff rank(x) < k and log max p − log p(x) ≤ `tolerance`, else the target's argmax: `verifier_accept_k` and `accept_tolerance`
+    of vLLM's speculators, where values up to 5 cost little. For greedy decoding. Neutral: k = 1; `tolerance` 0 accepts only exact ties.
+    """
+
+    k: Several = 1
+    tolerance: Amount = 0.0
+    modes: ClassVar[tuple[str, ...]] = ("greedy",)
+
+    def keeps(self, dists: Distributions) -> torch.Tensor:
+        return super().keeps(dists) & (dists.gap <= self.tolerance)
 
 
 class Typical(
@@ -97,34 +167,3 @@ class Lenience(
 
     def chance(self, dists: Distributions) -> torch.Tensor:
         return (dists.px / (self.lenience * dists.qx)).clamp(max=1.0)
-
-
-def kl(dists: Distributions) -> torch.Tensor:
-    """Return KL(p‖q) in nats, (..., 1), clamped at 0 against rounding."""
-    below = dists.logits - dists.logits.amax(dim=-1, keepdim=True)  # log p + log Σ e^(z − max z), where Σ = 1 / max p
-    # 0 · (−∞ − …) and 0 · log 0 count as 0; −p · log 0 = ∞ remains.
-    terms = (below - dists.draft_probs.log()).mul_(dists.p).nan_to_num_(nan=0.0, posinf=math.inf)
-    return (terms.sum(dim=-1, keepdim=True) + dists.top.log()).clamp(min=0.0)
-
-
-class KLJudge(
-    Pointwise,
-    name="kl_judge",
-    neutral={"threshold": 0.0},
-    paper="2601.04766",
-    ladder=("threshold", (0.05, 0.1, 0.2, 0.5)),
-):
-    """Accept any drafted token where the two distributions are close and the target is not confident: a judge without training.
-
-    a(x) = 1 where KL(p‖q) < `threshold` and max p ≤ `confident`, else strict; greedy: the same positions; r = norm((p − q)⁺)
-    (Sun et al., JuDi, huggingface.co/papers/2601.04766; 0.9 is the authors'). p and q are processed: where top-k or top-p remove a token
-    from q that they keep in p, KL is infinite. Needs q. Neutral: threshold 0.
-    """
-
-    threshold: Amount
-    confident: Share = 0.9
-    needs_draft_probs: ClassVar[bool] = True
-
-    def keeps(self, dists: Distributions) -> torch.Tensor:
-        close = kl(dists) < self.threshold
-        return dists.for_tokens(close & (dists.top <= self.confident))

@@ -89,8 +89,6 @@ class StopRun(StoppingCriteria):
     row_lists: ClassVar[tuple[str, ...]] = ()  # attributes with one entry for each row of the call
     # True if the first rounds draft nothing, so that the draft model need not prefill the prompts.
     begins_alone = False
-    # True if a filter drops the drafted tokens that are not worth verifying.
-    trims = False
 
     def __init__(self, settings: DraftStop):
         self.settings = settings

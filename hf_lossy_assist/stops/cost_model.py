@@ -1,11 +1,10 @@
-"""The estimates for a pair of models, and their memory: costs of rounds, given or measured, their average, and acceptance by draft entropy."""
+"""The estimates for a pair of models, and their memory: costs of rounds, given or measured, and acceptance by draft entropy."""
 
 import math
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -72,82 +71,51 @@ STIFF = 0.03  # weight of the initial guess, in measurements
 FAR = 0.2  # relative error beyond which a measurement is down-weighted
 
 
-@dataclass(frozen=True)
-class FixedCosts:
-    """Round costs given by a stop's settings."""
+class RoundCosts:
+    """The costs of rounds: a draft step takes a + b·B, a round without all draft steps but the first a + b·B + c·B·(γ + 1).
 
-    per_step: float
-    per_token: float
-    fixed: float
-    known: ClassVar[bool] = True
+    Measured in seconds, or given in any unit.
+
+    Args:
+        step: of drafting one token for all rows; None: all costs are measured.
+        token: of verifying one more token of a row.
+        fixed: of the rest of a round.
+    """
+
+    def __init__(self, step: float | None, token: float, fixed: float):
+        self.measured = step is None
+        if step is None:
+            if (token, fixed) != (0.0, 1.0):
+                raise ValueError("token and fixed have no effect without step: pass step=… too")
+            self.steps, self.rest = CostModel(), CostModel()
+        else:
+            self.steps, self.rest = CostModel([step, 0.0]), CostModel([step + fixed, -token, token])
+
+    @property
+    def ready(self) -> bool:
+        """Whether costs are given or some were measured."""
+        return not self.measured or bool(self.steps.points and self.rest.points)
 
     def step(self, rows: int) -> float:
         """Return the cost of one more draft step for `rows` rows."""
-        return self.per_step
-
-    def column(self, rows: int) -> float:
-        """Return the cost of verifying one more token of each of `rows` rows."""
-        return self.per_token * rows
-
-    def round(self, rows: int, gamma: float, sent: float | None = None) -> float:
-        """Return the cost of a round that drafts `gamma` tokens for each of `rows` rows and verifies `sent` of them, by default all."""
-        return self.fixed + gamma * self.step(rows) + (gamma if sent is None else sent) * self.column(rows)
-
-    def learn(self, rows: int, moments: Sequence[float], end: float, gamma: float) -> None:
-        """Do nothing: the costs are given."""
-
-
-class MeasuredCosts:
-    """Measured round costs in seconds. Same interface as `FixedCosts`.
-
-    A draft step is modelled as a + b·B, a round without all draft steps but the first as a + b·B + c·B·(γ + 1).
-    """
-
-    def __init__(self) -> None:
-        self.steps, self.rest = CostModel(), CostModel()
-
-    @property
-    def known(self) -> bool:
-        return bool(self.steps.points and self.rest.points)
-
-    def step(self, rows: int) -> float:
         return self.steps.of(1, rows)
 
     def column(self, rows: int) -> float:
+        """Return the cost of verifying one more token of each of `rows` rows."""
         return self.rest.of(0, 0, rows)
 
-    def round(self, rows: int, gamma: float, sent: float | None = None) -> float:
-        verified = rows * ((gamma if sent is None else sent) + 1)
-        return self.rest.of(1, rows, verified) + (gamma - 1) * self.step(rows)
+    def round(self, rows: int, gamma: float) -> float:
+        """Return the cost of a round that drafts and verifies `gamma` tokens for each of `rows` rows."""
+        return self.rest.of(1, rows, rows * (gamma + 1)) + (gamma - 1) * self.step(rows)
 
     def learn(self, rows: int, moments: Sequence[float], end: float, gamma: float) -> None:
-        """Add a round that verified `gamma` tokens a row, on average. `moments`: its start and the time after each drafted token; `end`: the next round's start."""
+        """Add a round that verified `gamma` tokens a row. `moments`: its start and the time after each drafted token; `end`: the next round's start."""
+        if not self.measured:
+            return
         began, first, *_, last = [*moments, moments[-1]]
         if len(moments) > 2:
             self.steps.add((1, rows), (last - first) / (len(moments) - 2))
         self.rest.add((1, rows, round(rows * (gamma + 1))), end - began - (last - first))
-
-
-class RoundCosts:
-    """The costs of rounds, and decayed averages of rounds by a key: sums of 1, tokens per row, γ, and verified tokens per row."""
-
-    def __init__(self, step: float | None, token: float, fixed: float):
-        if step is None and (token, fixed) != (0.0, 1.0):
-            raise ValueError("token and fixed have no effect without step: pass step=… too")
-        self.costs = MeasuredCosts() if step is None else FixedCosts(step, token, fixed)
-        self.averages: dict[int, list[float]] = {}
-
-    def add(self, key: int, tokens: float, gamma: float, sent: float) -> None:
-        """Add a round's averages over its rows."""
-        old = self.averages.get(key, [0.0] * 4)
-        self.averages[key] = [KEEP * total + new for total, new in zip(old, (1.0, tokens, gamma, sent), strict=True)]
-
-    def rate(self, key: int, batch: int, unfinished: int) -> float | None:
-        """Return ρ, the tokens per second of an average round with this key in a batch with `unfinished` rows; None if there was none."""
-        if key not in self.averages:
-            return None
-        count, tokens, gamma, sent = self.averages[key]
-        return unfinished * tokens / count / max(self.costs.round(batch, gamma / count, sent / count), SHORTEST)
 
 
 class PairMemory(WeakKeyDictionary[PreTrainedModel, "WeakKeyDictionary[PreTrainedModel, dict[Hashable, T]]"]):
@@ -159,11 +127,11 @@ class PairMemory(WeakKeyDictionary[PreTrainedModel, "WeakKeyDictionary[PreTraine
 
 
 class CostModel:
-    """Seconds as a linear function of amounts, fitted to recent measurements; outliers are down-weighted."""
+    """Seconds as a linear function of amounts: by `coefficients`, or fitted to recent measurements; outliers are down-weighted."""
 
-    def __init__(self) -> None:
+    def __init__(self, coefficients: list[float] | None = None) -> None:
         self.points: OrderedDict[tuple[float, ...], deque[float]] = OrderedDict()  # by amounts, most recent last
-        self._parts: list[float] | None = None
+        self._coefficients = coefficients
         self._added = 0
         self._lock = threading.Lock()  # several threads may share one model
 
@@ -175,12 +143,12 @@ class CostModel:
                 self.points.popitem(last=False)
             self._added += 1
             if self._added <= 8 or self._added % 16 == 0:  # a fit costs as much as some draft steps of a tiny model
-                self._parts = None
+                self._coefficients = None
 
     def of(self, *amounts: float) -> float:
         """Return the predicted seconds for these amounts."""
         with self._lock:
-            coefficients = self._parts = self._parts or self._fit()
+            coefficients = self._coefficients = self._coefficients or self._fit()
         return sum(coefficient * amount for coefficient, amount in zip(coefficients, amounts, strict=True))
 
     def _fit(self) -> list[float]:

@@ -15,7 +15,7 @@ from ..validation import check_number
 from .base import DraftStop, Scores, StopRun, entropy
 from .confidence import SVIP
 from .constant import Constant
-from .cost_model import EDGES, AcceptanceEstimate, MeasuredCosts, PairMemory, RoundCosts, bins_of
+from .cost_model import EDGES, KEEP, SHORTEST, AcceptanceEstimate, PairMemory, RoundCosts, bins_of
 
 
 class JointGoodput(DraftStop, name="joint_goodput"):
@@ -32,8 +32,6 @@ class JointGoodput(DraftStop, name="joint_goodput"):
     - s is the product of a(H) over the row's tokens, where H is the draft's entropy: SVIP's bound on the acceptance rate, 1 − √(c·H),
       corrected by the measured acceptance of tokens with similar entropy.
     - A single unfinished row uses `SVIP(h, c)`.
-    - With the filter `trim`, only tokens worth verifying cost that, and count: Σ max(ā·s^`exponent` − ρ·t, 0) ≥ ρ·t_step, t for one token;
-      a single row, too, then with exponent 1.
     - Compiled rounds decide after each block of drafted tokens, whose last token counts like the first.
 
     Seconds are measured, and the estimates for a pair of models carry over to their next call. Greedy text does not depend on them; sampled
@@ -67,7 +65,7 @@ class JointTensors(NamedTuple):
 
 
 class JointRun(StopRun):
-    """The run of `JointGoodput`. `known`: estimates from earlier rounds; other attributes: the current round. `now`: clock in seconds.
+    """The run of `JointGoodput`. `estimates`: from earlier rounds; other attributes: the current round. `now`: clock in seconds.
 
     Decisions are computed on the draft's device, where a stopped row has weight 0 before the host knows: drafts do not depend on
     the number of tokens between device syncs.
@@ -78,7 +76,7 @@ class JointRun(StopRun):
     def __init__(self, settings: JointGoodput, now: Callable[[], float] = time.perf_counter):
         super().__init__(settings)
         self.now, self.alone = now, SVIP(settings.h, settings.c)
-        self.known = JointEstimates(settings)
+        self.estimates = JointEstimates(settings)
         self.edges = EDGES
         self.rows: Sequence[int] = []  # unfinished rows
         self.may: Sequence[int] = []  # those of `rows` that may draft another token
@@ -89,21 +87,20 @@ class JointRun(StopRun):
         self.since = 0.0  # time of the last sync, or of the draft's start
         self.open = -1  # number of rows that `counts` marks
         self.least: float | None = None  # break-even value of Σ s^exponent
-        self.each = 0.0  # with `trims`, what verifying one more token of a row takes off its s^exponent
         self.worth = self.factors = self.counts = torch.ones(0)  # see `_open`
         self.warm = False  # the models have prefilled
         self.padded = 0  # tokens drafted by a compiled round, all of which the target reads
-        self.counted = 0.0  # drafted tokens of the round that the target has read
+        self.counted = 0  # drafted tokens of a row in the round that the target has read
 
     def pair(self, target: PreTrainedModel, draft: PreTrainedModel, kind: Hashable) -> None:
-        if isinstance(self.known.costs, MeasuredCosts):
-            self.known = KNOWN.recall(target, draft, kind, self.known)
+        if self.estimates.costs.measured:
+            self.estimates = KNOWN.recall(target, draft, kind, self.estimates)
 
     def begin_round(self, rows: list[int]) -> list[int]:
         now = self.now()
         if self.counted:
             if self.warm:
-                self.known.costs.learn(len(self.order), self.moments, now, self.counted)
+                self.estimates.costs.learn(len(self.order), self.moments, now, self.counted)
             self.warm = True
         self.rows = self.may = rows
         self.bins, self.seen, self.moments, self.since = [], [], [now], now
@@ -123,7 +120,7 @@ class JointRun(StopRun):
     def after_token(
         self, input_ids: torch.Tensor, scores: Scores, *, rows: Sequence[int], **_: object
     ) -> torch.Tensor:
-        if len(self.rows) == 1 and not self.trims:
+        if len(self.rows) == 1:
             return self.alone.should_stop(input_ids, scores)
         device = scores[-1].device
         if not self.bins:
@@ -136,8 +133,7 @@ class JointRun(StopRun):
         if self.open != len(self.may):  # rows never rejoin
             self.open, may = len(self.may), set(self.may)
             self.counts = on_device([float(row in may) for row in self.order], device, torch.float32)
-        worth = (self.worth - self.each).clamp(min=0) if self.trims else self.worth
-        return (worth @ self.counts < self.least).expand(len(rows))
+        return (self.worth @ self.counts < self.least).expand(len(rows))
 
     def stopped(self, stops: torch.Tensor) -> None:
         if self.bins:
@@ -172,7 +168,7 @@ class JointRun(StopRun):
         self._open(list(rows), device)
         self.since = self.now()
         least, most = (-1.0, Constant.gamma) if self.least is None else (self.least, 0)
-        falls = self.known.accepted.share**self.settings.exponent
+        falls = self.estimates.accepted.share**self.settings.exponent
         least *= block / sum(falls**slot for slot in range(block))
         return JointTensors(self.edges, self.factors, on_device([least], device, torch.float32)[0]), most
 
@@ -190,47 +186,44 @@ class JointRun(StopRun):
         """Begin a draft: `worth` (B,) is s^exponent, `factors` (BINS,) a token's factor of it, `counts` (B,) 1 for rows that may draft."""
         self.order, self.open, self.edges = rows, -1, self.edges.to(device)
         self.worth = torch.ones(len(rows), device=device)
-        exponent = self.settings.exponent if len(self.rows) > 1 else 1.0
-        factors = self.known.accepted.chances(self.settings.c) ** exponent
+        factors = self.estimates.accepted.chances(self.settings.c) ** self.settings.exponent
         self.factors = on_device(factors.tolist(), device, torch.float32)
-        least = self.known.least(len(rows), len(self.rows), self.trims)
-        self.least, self.each = (None, 0.0) if least is None else least
+        self.least = self.estimates.least(len(rows), len(self.rows))
 
     def observe(self, rows: list[int], drafted: list[int], accepted: list[int]) -> None:
-        if not self.bins or not (self.trims or any(drafted)):
+        if not self.bins or not any(drafted):
             return
-        self.counted = self.padded or (sum(drafted) / len(drafted) if self.trims else max(drafted))
+        self.counted = self.padded or max(drafted)
         self._see([])
         bins = np.array(self.seen).T  # (B, γ)
         if rows != self.order:
             bins = bins[[self.order.index(row) for row in rows]]
-        self.known.learn(bins, np.array(drafted), np.array(accepted), self.trims)
+        self.estimates.learn(bins, np.array(drafted), np.array(accepted))
 
 
-class JointEstimates(RoundCosts):
-    """Estimates for a pair of models."""
+class JointEstimates:
+    """The estimates for a pair of models. `averages`: decayed sums over rounds of 1, of tokens per row, and of γ."""
 
     def __init__(self, settings: JointGoodput):
-        super().__init__(settings.step, settings.token, settings.fixed)
+        self.costs = RoundCosts(settings.step, settings.token, settings.fixed)
         self.accepted = AcceptanceEstimate()
+        self.averages = np.zeros(3)
 
-    def learn(self, bins: np.ndarray, drafted: np.ndarray, accepted: np.ndarray, trims: bool = False) -> None:
-        """Add a round. Arguments as in `AcceptanceEstimate.learn`; with `trims`, `drafted` are those that were verified."""
+    def learn(self, bins: np.ndarray, drafted: np.ndarray, accepted: np.ndarray) -> None:
+        """Add a round. Arguments as in `AcceptanceEstimate.learn`."""
         self.accepted.learn(bins, drafted, accepted)
-        gamma, sent = (bins.shape[1], drafted.mean()) if trims else (drafted.max(), drafted.max())
-        self.add(0, float(accepted.mean()) + 1, int(gamma), float(sent))
+        self.averages = KEEP * self.averages + (1.0, float(accepted.mean()) + 1, int(drafted.max()))
 
-    def least(self, batch: int, unfinished: int, trims: bool = False) -> tuple[float, float] | None:
-        """Return `JointRun.least` and `each` for a batch with `unfinished` rows; None while costs are unknown."""
-        costs = self.costs
-        if not costs.known:
+    def least(self, batch: int, unfinished: int) -> float | None:
+        """Return `JointRun.least` for a batch with `unfinished` rows; None while costs are unknown."""
+        if not self.costs.ready:
             return None
-        more = costs.step(batch) + (0.0 if trims else costs.column(batch))
-        rate = self.rate(0, batch, unfinished)
-        if rate is None:
-            return None if more > 0 else (0.0, 0.0)
-        rate /= self.accepted.share
-        return rate * more, rate * costs.column(1)
+        more = self.costs.step(batch) + self.costs.column(batch)
+        count, tokens, gamma = self.averages.tolist()
+        if not count:
+            return None if more > 0 else 0.0
+        seconds = max(self.costs.round(batch, gamma / count), SHORTEST)
+        return unfinished * tokens / count / seconds * more / self.accepted.share
 
 
 KNOWN: PairMemory[JointEstimates] = PairMemory()

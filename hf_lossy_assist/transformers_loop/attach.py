@@ -151,8 +151,7 @@ def _make_generator(
     clock, row = Clock(ids.device), RowStats()
     stop = checked.stop.start(1)
     cost_key = make_cost_key(policy, None, config, ids.device, target.dtype, "Transformers' loop")
-    pair = target, draft, cost_key
-    stop.pair(*pair)
+    stop.pair(target, draft, cost_key)
     listed: LogitsProcessorList = arguments["logits_processor"]
     check_grammars(listed, target, None)
     processors = LogitsProcessorList(listed)
@@ -167,7 +166,6 @@ def _make_generator(
     generator = PolicyCandidateGenerator(
         drafting, policy, stop, acceptance, processors, reader, bool(config.do_sample), clock, positions
     )
-    generator.filter.pair(*pair)
     finalize(generator, acceptance.reading.close)  # a call that fails while the target reads ends without a word to us
     return generator
 

@@ -83,14 +83,10 @@ class PolicyCandidateGenerator(CandidateGenerator):
         of_stop, of_rule = stop.settings.features, policy.rule.features
         self.tap = None if of_stop is None else FeatureTap(draft, of_stop)
         self.states = None if of_rule is None or not of_rule.reads("draft") else FeatureTap(draft, of_rule)
-        self.reads_probs = (
-            sampling or companion is not None or policy.filter.reads_probs or policy.rule.needs_draft_probs
-        )
-        self.filter = policy.filter.start()
+        self.reads_probs = sampling or companion is not None or policy.rule.needs_draft_probs
 
     def get_candidates(self, input_ids: torch.LongTensor, **kwargs: object) -> tuple[torch.Tensor, None]:
         """Return the text (1, length) with the drafted tokens that the target reads, and None."""
-        self.filter.begin_round(1, None)
         (limit,) = check_limits(self.stop.begin_round([0]), [0], self.stop.settings)
         length = input_ids.shape[1] - 1
         self.positions.check_row(length, "the row")
@@ -99,7 +95,7 @@ class PolicyCandidateGenerator(CandidateGenerator):
         companion = None
         if self.companion is not None and draft.gamma and self.policy.filter.reads_companion(1):
             companion = self._companion_probs(self.companion, input_ids, draft)
-        selection = self.filter.select(draft, companion, Randomness().for_filters())
+        selection = self.policy.filter.select(draft, companion, Randomness().for_filters())
         sent = int(selection.sent[0])
         candidates = torch.cat([input_ids, selection.draft.tokens[:, :sent]], dim=1)
         self.acceptance.begin(candidates, selection, sent)
@@ -113,7 +109,6 @@ class PolicyCandidateGenerator(CandidateGenerator):
         if self.companion is not None:
             valid = selection.valid_prefix_lengths([length + accepted], [accepted])
             self.companion.rollback([min(pair) for pair in zip(self.companion.lengths, valid, strict=True)])
-        self.filter.observe(selection, torch.full_like(selection.sent, accepted), accepted)
         self.stop.observe([0], [sent], [accepted])
 
     def _draft(self, input_ids: torch.Tensor, limit: int) -> Draft:

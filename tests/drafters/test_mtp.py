@@ -4,6 +4,7 @@ import pytest
 import torch
 from support import eagle, small
 from support.distributions import NEW, PROMPT, REJECT, SIZE, goodness, pair
+from support.paper_rules import Ensemble
 from transformers import DynamicCache, TemperatureLogitsWarper
 from transformers.generation import candidate_generator as stock
 
@@ -167,7 +168,7 @@ def refused(target, error, match, ids=None, **given):
 REFUSED = {
     "rows": ({"ids": torch.tensor([[3, 4], [4, 5]])}, "drafts for one row at a time; this batch has 2"),
     "a stop on the draft": ({"lossy_policy": "svip"}, "SVIP reads what a draft model computes"),
-    "a rule on the draft": ({"lossy_policy": {"rule": {"name": "ensemble", "weight": 0.5}}}, "compares the target's distribution with the draft's"),
+    "a rule on the draft": ({"lossy_policy": Ensemble(0.5)}, "compares the target's distribution with the draft's"),
     "a drafter too": ({"drafter": "suffix"}, "are two ways to draft: pass one of them"),
     "lookup too": ({"prompt_lookup_num_tokens": 3}, "are two ways to draft: pass one of them"),
 }  # fmt: skip

@@ -5,6 +5,7 @@ import pytest
 import torch
 from support import small, tiny
 from support.distributions import REJECT, goodness, sample, target_law
+from support.paper_rules import Ensemble
 from transformers import TemperatureLogitsWarper
 
 import hf_lossy_assist as hla
@@ -95,7 +96,7 @@ UNFIT = {
     "a wrapped svip": (hla.LossyPolicy(stop=hla.Fallback(hla.SVIP())), False, "suffix", "^SVIP reads what a draft model computes"),
     "a model too": ("strict", True, "suffix", "needs no draft model"),
     "no model": ("strict", False, "composite", "drafts with a draft model"),
-    "a rule on the draft": (hla.Ensemble(0.5), False, "suffix", NO_MODEL),
+    "a rule on the draft": (Ensemble(0.5), False, "suffix", NO_MODEL),
 }  # fmt: skip
 
 

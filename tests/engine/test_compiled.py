@@ -17,6 +17,7 @@ import torch
 from support import tiny
 from support.distributions import PROMPT, REJECT, goodness, sample, target_law
 from support.distributions import pair as one_token_pair
+from support.paper_rules import Ensemble, SyntheticForBenchmarks
 from support.tiny import cache_of
 from torch.ao.quantization import quantize_dynamic
 from transformers import CompileConfig, TemperatureLogitsWarper
@@ -103,8 +104,7 @@ def test_every_tested_architecture_writes_what_generate_writes(name):
 
 RULES = [
     hla.Strict(), hla.BlockVerification(), hla.Lenience(0.3), hla.Typical(0.09, 0.3), hla.TopK(3), hla.TopKTolerance(5, 4.0),
-    hla.Ensemble(0.5), hla.Cascade(0.5), hla.KLJudge(0.5), hla.FLy(1, 0.1), hla.MARS(0.5), hla.EntropyVerify(),
-    hla.Thresholds(0.2, 0.5), hla.SyntheticForBenchmarks(0.7), hla.Union((hla.TopK(2), hla.Typical())),
+    Ensemble(0.5), hla.EntropyVerify(), hla.Thresholds(0.2, 0.5), SyntheticForBenchmarks(0.7), hla.Union((hla.TopK(2), hla.Typical())),
     hla.OwnRule(lambda dists: dists.px > 0.2 * dists.top),
 ]  # fmt: skip
 
@@ -183,7 +183,7 @@ def test_a_joint_stop_measures_compiled_rounds():
     assert again.speculation.num_compiled_rounds > 2 and again.speculation.eager_because is None
     (known,) = joint_goodput.KNOWN[model][draft].values()
     seconds = [second for each in known.costs.steps.points.values() for second in each]
-    assert known.costs.known and known.averages[0][0] > 2 and max(seconds) < 2
+    assert known.costs.ready and known.averages[0] > 2 and max(seconds) < 2
 
 
 @pytest.mark.full

@@ -8,6 +8,7 @@ import pytest
 import torch
 from support import small
 from support.many import ENDS, LENGTHS, SETTINGS, alone, enabled_pair, prompts, together
+from support.paper_rules import CSD, RegretBudget
 from transformers import (
     BatchEncoding,
     EosTokenCriteria,
@@ -59,8 +60,8 @@ def test_processors_see_each_text_alone(pair, settings):
 @pytest.mark.full(every=8)
 @pytest.mark.parametrize(
     "policy",
-    ["top_k:k=3", hla.Limited(hla.TopK(5), per_request=2), hla.RegretBudget(2.0), hla.CSD(0.5, seen=1),
-     hla.Union([hla.Limited(hla.TopK(4), per_100=9), hla.RegretBudget(1.0)])],
+    ["top_k:k=3", hla.Limited(hla.TopK(5), per_request=2), RegretBudget(2.0), CSD(0.5, seen=1),
+     hla.Union([hla.Limited(hla.TopK(4), per_100=9), RegretBudget(1.0)])],
     ids=str,
 )  # fmt: skip
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy")

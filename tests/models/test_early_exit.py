@@ -8,6 +8,7 @@ import pytest
 import tiny_models
 import torch
 from support import tiny
+from support.paper_rules import Ensemble
 from support.tiny import some_eos
 from transformers import OPTConfig, OPTForCausalLM
 
@@ -147,7 +148,7 @@ def test_a_call_by_name_tries_no_exit_on_tokens(monkeypatch):
 def test_its_distributions_serve_stops_and_rules():
     """As those of `hla.early_exit(model, n)`."""
     model = tiny.build("llama")
-    for policy in ("svip", hla.Confidence(0.3), hla.KLJudge(0.1)):
+    for policy in ("svip", hla.Confidence(0.3), Ensemble(0.5)):
         by_name, by_model = (
             generate(model, lossy_policy=policy, return_dict_in_generate=True, **exit)
             for exit in ({"assistant_early_exit": 1}, {"assistant_model": hla.early_exit(model, 1)})

@@ -14,8 +14,7 @@ from support.rule_cases import CASES, GREEDY, SAMPLING
 import hf_lossy_assist as hla
 from hf_lossy_assist import Strict, tensors
 from hf_lossy_assist.rules.distributions import Distributions
-from hf_lossy_assist.rules.thresholds import kl
-from hf_lossy_assist.rules.top_k import ranks
+from hf_lossy_assist.rules.thresholds import ranks
 
 
 SIZE = 3 * tensors.GROUP + 17  # more than one group, and a rest
@@ -49,19 +48,13 @@ def in_numpy(logits: torch.Tensor) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", PLACES)
-def test_entropy_divergence_and_top(name):
+def test_entropy_and_top(name):
     logits, draft = make_logits(name)
     dists = Distributions(logits, draft.softmax(dim=-1))
-    p, q = in_numpy(logits), in_numpy(draft)
+    p = in_numpy(logits)
     entropy = np.array([formulas.entropy(row) for row in p])
     np.testing.assert_allclose(dists.entropy[:, 0], entropy, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(dists.top[:, 0], p.max(axis=-1), rtol=1e-5)
-    found = kl(dists)[:, 0]
-    if name == "far":  # q is 0 in float32 where it is not in float64
-        q = dists.draft_probs.double().numpy()
-    divergence = np.array([formulas.divergence(*rows) for rows in zip(p, q, strict=True)])
-    np.testing.assert_allclose(found, divergence, rtol=1e-4, atol=2e-6)
-    assert (found >= 0).all() and (name != "holes" or found.isinf().all())
 
 
 @pytest.mark.parametrize("name", PLACES)
@@ -164,22 +157,6 @@ def test_where_nothing_is_rejected_no_formula_is_evaluated():
     assert decide(rule, changed(block, sent=torch.full((5,), 3))).accepted.tolist() == [3] * 5 and rule.sizes == []
 
 
-@pytest.mark.parametrize("alpha", [-math.inf, -0.5, 0.0, 0.5, 0.75, 1.0, 2.0])
-def test_a_token_cascade_asks_where_it_matters(alpha):
-    """Ties, tokens on the bar itself (p is a power of two of max p) and tokens with p = 0: as the formula says of every token."""
-    block, rule = random_block(1, 300, 4, 12), hla.Cascade(alpha, "token")
-    logits = (block.logits / math.log(2)).round() * math.log(2)
-    logits[:, :, 5] = -math.inf
-    block, coins = changed(block, logits=logits), torch.rand(300, 4)
-    expected = hla.AcceptanceRule.accepts(rule, block, coins) & block.is_sent
-    assert torch.equal(rule.accepts(block, coins), expected)
-    assert (
-        (block.tokens == 5).any()
-        and 0 < int(expected.sum())
-        and (alpha >= 1 or bool((block.is_sent & ~expected).any()))
-    )
-
-
 def test_a_limited_rule_asks_once_a_round():
     block, rule = block_in(GREEDY), Listening()
     run = hla.Limited(rule, per_request=2, per_100=1).start([torch.zeros(0, dtype=torch.int64)] * 60)
@@ -217,9 +194,7 @@ def test_some_places_or_all_the_verdict_is_the_same(name, mode, monkeypatch):
 
 
 @pytest.mark.parametrize("mode", [GREEDY, SAMPLING])
-@pytest.mark.parametrize(
-    "name", ["fly", "mars", "top_k", "ensemble", "cascade", "cascade token", "kl_judge", "typical"]
-)
+@pytest.mark.parametrize("name", ["top_k", "typical"])
 def test_over_a_vocabulary_of_several_groups(name, mode, monkeypatch):
     """Ties and all, some rows at a time or all at once."""
     block = random_block(0, 40, 4, SIZE)

@@ -52,17 +52,11 @@ MADE = {
     "strict": hla.Strict,
     "all_but_last": hla.AllButLast,
     "block_verification": hla.BlockVerification,
-    "cascade": lambda: hla.Cascade(0.5),
-    "ensemble": lambda: hla.Ensemble(0.5),
     "entropy_verify": hla.EntropyVerify,
-    "fly": hla.FLy,
     "judge": lambda: hla.Judge(head("token", "important"), 0.5),
-    "kl_judge": lambda: hla.KLJudge(0.5, 0.9),
     "lenience": lambda: hla.Lenience(0.5),
     "limited": lambda: hla.Limited(hla.Strict(), per_request=1),
-    "regret_budget": lambda: hla.RegretBudget(1.0),
     "relaxed_top_k": hla.RelaxedTopK,
-    "synthetic_for_benchmarks": lambda: hla.SyntheticForBenchmarks(0.5),
     "thresholds": lambda: hla.Thresholds(0.5, 0.5),
     "top_k": lambda: hla.TopK(2),
     "top_k_tolerance": lambda: hla.TopKTolerance(2, 1.0),
@@ -83,7 +77,6 @@ MADE = {
     "all": hla.VerifyAll,
     "sv": verification,
     "staged": lambda: hla.Staged(models()[2]),
-    "trim": lambda: hla.AdaptiveTrim(step=0.1, token=0.3),
     "method strict": lambda: hla.as_policy("strict"),
     "method svip": lambda: hla.svip(max_draft=2),
     "method specdec": lambda: hla.specdec(head("token", bias=2.0), 0.3, 2),
@@ -242,7 +235,7 @@ class Practised(hla.JointGoodput):
 
     def start(self, rows):
         run = super().start(rows)
-        run.known.learn(np.array([[2, 2, 6], [2, 6, 6]]), np.array([3, 3]), np.array([3, 1]))
+        run.estimates.learn(np.array([[2, 2, 6], [2, 6, 6]]), np.array([3, 3]), np.array([3, 1]))
         decide = run.after_token
 
         def after_token(*args, **kwargs):

@@ -12,14 +12,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import formulas, tiny
+from support import formulas, paper_rules, tiny
 from support.blocks import changed, decide, make_round, random_block, sampling_block
 from support.distributions import Tables, V
-from support.rule_cases import CASES, GREEDY, SAMPLING
+from support.rule_cases import CASES as PACKAGE_CASES
+from support.rule_cases import GREEDY, SAMPLING
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import LossyPolicy, Strict, Verified
-from hf_lossy_assist.registry import Names, find_entry, list_entries
+from hf_lossy_assist.registry import list_entries
 from hf_lossy_assist.rules import RULES, AcceptanceRule
 
 
@@ -28,7 +29,15 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")
 
 ELSEWHERE = {"all_but_last": "test_sprinter.py", "judge": "test_judge.py"}  # they need a stop and a head
 
+CASES = PACKAGE_CASES | paper_rules.CASES
+LADDERS = {entry.name: entry for entry in (*list_entries("rule"), *paper_rules.ENTRIES) if entry.ladder is not None}
 RULE_MODES = [(name, mode) for name, case in CASES.items() for mode in case.modes]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def names():
+    with paper_rules.registered():
+        yield
 
 
 def test_no_rule_is_forgotten():
@@ -159,7 +168,7 @@ def test_its_law_is_its_formula_for_certain_tokens(name, i):
 
 
 def test_a_wrong_formula_is_found():
-    for rule, wrong in ((hla.TopK(1), formulas.top_k(2)), (hla.Ensemble(0.5), formulas.ensemble(0.51))):
+    for rule, wrong in ((hla.TopK(1), formulas.top_k(2)), (paper_rules.Ensemble(0.5), formulas.ensemble(0.51))):
         far = [
             formulas.distance(
                 formulas.outcomes(rule, tables, 1, find_edges(wrong)), formulas.expected(wrong, tables, 1)
@@ -229,12 +238,12 @@ def test_looser_accepts_a_superset(name, mode, seed):
 @given(st.integers(0, 2**31))
 @pytest.mark.parametrize(
     ("name", "mode"),
-    [x for x in RULE_MODES if CASES[x[0]].monotone and x[0] in Names("rule") and find_entry("rule", x[0]).ladder],
+    [x for x in RULE_MODES if CASES[x[0]].monotone and x[0] in LADDERS],
 )
 def test_a_ladder_climbs_from_strict_to_lax(name, mode, seed):
-    found, block = find_entry("rule", name), make(seed, mode)
-    parameter, values = found.ladder
-    rules = [found.make(**{**found.example, parameter: value}) for value in values]
+    entry, block = LADDERS[name], make(seed, mode)
+    parameter, values = entry.ladder
+    rules = [entry.make(**{**entry.example, parameter: value}) for value in values]
     lengths = torch.stack([run(rule, block, seed).accepted for rule in (Strict(), *rules)])
     assert (lengths.diff(dim=0) >= 0).all() and not any(rule.lossless for rule in rules)
 

@@ -11,10 +11,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.blocks import Everything, decide, greedy_block, make_round, random_block, sampling_block
+from support.paper_rules import SyntheticForBenchmarks
 
 from hf_lossy_assist import AcceptanceRule, Strict
 from hf_lossy_assist.rules import draw
-from hf_lossy_assist.rules.block import SyntheticForBenchmarks
 
 
 @dataclass(frozen=True)

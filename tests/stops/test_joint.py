@@ -25,7 +25,7 @@ from hf_lossy_assist.stops.cost_model import (
     WIDTH,
     AcceptanceEstimate,
     CostModel,
-    MeasuredCosts,
+    RoundCosts,
     bins_of,
     falling,
 )
@@ -187,13 +187,21 @@ def test_no_part_is_below_nothing():
 
 def test_a_measured_round():
     """It begins at 10, three tokens are drafted by 12, 12.5 and 13, the next round begins at 17: steps of .5, the rest 6."""
-    costs = MeasuredCosts()
-    assert not costs.known
+    costs = RoundCosts(None, 0.0, 1.0)
+    assert not costs.ready
     costs.learn(4, [10.0, 12.0, 12.5, 13.0], 17.0, 3)
-    assert costs.known and list(costs.steps.points[1, 4]) == [0.5] and list(costs.rest.points[1, 4, 16]) == [6.0]
+    assert costs.ready and list(costs.steps.points[1, 4]) == [0.5] and list(costs.rest.points[1, 4, 16]) == [6.0]
     assert costs.round(4, 3) == pytest.approx(7.0)
     costs.learn(4, [20.0, 22.0], 26.0, 1)  # one token: no second step to measure
     assert len(costs.steps.points[1, 4]) == 1 and list(costs.rest.points[1, 4, 8]) == [6.0]
+
+
+def test_a_round_of_given_costs():
+    """0.5 + 3 · 0.2 + 4 rows · 3 tokens · 0.1, whatever rounds take."""
+    costs = RoundCosts(0.2, 0.1, 0.5)
+    costs.learn(4, [10.0, 12.0], 17.0, 1)
+    assert costs.ready and costs.step(4) == 0.2 and costs.column(4) == pytest.approx(0.4)
+    assert costs.round(4, 3) == pytest.approx(0.5 + 0.6 + 1.2) and costs.round(4, 0) == pytest.approx(0.5)
 
 
 class World:
@@ -245,7 +253,7 @@ def test_it_finds_about_the_length_of_the_highest_goodput(alpha, step, column):
     best = max(map(world.goodput, range(1, 41)))
     assert min(map(world.goodput, found[10:])) > 0.97 * best, found
     assert min(world.goodput(1), world.goodput(40)) < 0.7 * best, "this world does not care"
-    costs = world.run.known.costs
+    costs = world.run.estimates.costs
     assert costs.step(200) == pytest.approx(step, rel=0.02)
     assert costs.round(200, found[-1]) == pytest.approx(world.seconds(found[-1]), rel=0.02)
 
@@ -307,7 +315,7 @@ def test_it_works_inside_other_stops(stop, monkeypatch):
     greedy_equals(stop, RAGGED, "often")
     (kinds,) = next(iter(joint.KNOWN.values())).values()
     (known,) = kinds.values()
-    assert known.averages[0][0] > 1 and known.accepted.tested.sum() > 4
+    assert known.averages[0] > 1 and known.accepted.tested.sum() > 4
 
 
 def test_it_decides_without_a_look_at_the_device():
@@ -375,21 +383,19 @@ def test_what_was_learnt_of_a_pair_is_for_it_alone():
 
     write(one, JointGoodput(), model)
     (known,) = joint.KNOWN[model][one].values()
-    rounds, tested = known.averages[0][0], known.accepted.tested.sum()
-    assert known.costs.known and rounds > 1 and tested > 4
+    rounds, tested = known.averages[0], known.accepted.tested.sum()
+    assert known.costs.ready and rounds > 1 and tested > 4
     write(other, hla.AtLeast(JointGoodput(), 1), model)
     write(one, JointGoodput(step=0.1), model)
-    assert [*joint.KNOWN[model][one].values()] == [known] and (known.averages[0][0], known.accepted.tested.sum()) == (
+    assert [*joint.KNOWN[model][one].values()] == [known] and (known.averages[0], known.accepted.tested.sum()) == (
         rounds,
         tested,
     )
     assert known not in joint.KNOWN[model][other].values()
     tiny.assisted(model, tiny.prompts(RAGGED), one, JointGoodput(), do_sample=True, **WHOLE)
-    assert len(joint.KNOWN[model][one]) == 2 and known.averages[0][0] == rounds, (
-        "sampled tokens are accepted otherwise"
-    )
+    assert len(joint.KNOWN[model][one]) == 2 and known.averages[0] == rounds, "sampled tokens are accepted otherwise"
     write(one, hla.AnyOf([JointGoodput(max_draft=9), SVIP()]), model)
-    assert known.averages[0][0] > rounds
+    assert known.averages[0] > rounds
     pairs = len(joint.KNOWN)
     del model, one, other, known
     gc.collect()

@@ -190,7 +190,6 @@ class Enumerating(Runner):
             verified = self._open(call)
             verdict = accept(call.rule, verified, call.randomness)
             call.stop.observe(rows.row_id_list, verified.sent.tolist(), verdict.accepted.tolist())
-            call.filter.observe(verified.selection, verdict.accepted, int(verdict.accepted.sum()))
         self.law = sum(weight * self._joint(call, block, texts) for weight, block in self._blocks(call))
         expected = [t.behind(()) for t in texts]
         self.expected = expected[0] if len(texts) == 1 else _product(expected)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from support import enumeration, heads, judge_rounds, sv_models, tiny
+from support.paper_rules import CSD, Cascade, RegretBudget
 from support.refusals import refused
 from support.tiny import cache_of
 from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
@@ -125,12 +126,12 @@ def test_tiny_texts_and_counts_are_the_engines(name, method):
 
 OTHERS = {
     "block": lambda draft: hla.BlockVerification(),
-    "stateful": lambda draft: hla.CSD(0.1, seen=1),
-    "budget of regret": lambda draft: hla.RegretBudget(2.0),
+    "stateful": lambda draft: CSD(0.1, seen=1),
+    "budget of regret": lambda draft: RegretBudget(2.0),
     "budget": lambda draft: hla.Limited(hla.TopK(4), 2),
     "staged": lambda draft: hla.Staged(tiny.noisy(draft, 0.1, seed=4)),
     "heuristic": lambda draft: hla.Heuristic(2),
-    "cascade": lambda draft: hla.Cascade(0.7, "token"),
+    "cascade": lambda draft: Cascade(0.7, "token"),
 }
 
 

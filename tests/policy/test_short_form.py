@@ -46,7 +46,7 @@ def test_every_name_whose_parameters_are_numbers_has_one():
                 with pytest.raises(ValueError, match=rf"^[^\n]*'{found.name}:[^\n]*'$"):
                     hla.as_policy(found.name)
                 tried += 1
-    assert tried > 5
+    assert tried == 2
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ RULES: dict[str, dict[str, Any]] = {
     "strict": {},
     "block_verification": {},
     "lenience": {"lenience": 0.3},
-    "limited": {"rule": {"name": "top_k", "k": 4}, "per_100": 3, "per_request": 5, "max_top1": 0.99},
+    "limited": {"rule": {"name": "top_k", "k": 4}, "per_request": 5},
     "relaxed_top_k": {"k": 10, "delta": 0.9},
     "top_k": {"k": 2},
     "top_k_tolerance": {"k": 3, "tolerance": 3.0},

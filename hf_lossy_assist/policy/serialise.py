@@ -98,6 +98,8 @@ def _build(kind: Kind, spec: object) -> Any:
         raise ValueError(f'lossy_policy: {kind}: expected a name or {{"name": …}}, got {shown(spec)}')
     parameters = dict(parameters)
     entry = find_entry(kind, parameters.pop("name"), "lossy_policy: ")
+    # Earlier versions wrote null for options that are no more.
+    parameters = {key: value for key, value in parameters.items() if value is not None or key in entry.parameters}
     check_parameters(entry, parameters)
     if kind in parameters:  # a composite
         parameters[kind] = _build(kind, parameters[kind])

@@ -1,4 +1,4 @@
-"""Limits for lossy rules: number of lossy acceptances, spans, excluded tokens, the target's confidence, and the overshoot."""
+"""Limits for lossy rules: number of lossy acceptances, spans, excluded tokens, and the overshoot."""
 
 import math
 from collections.abc import Sequence
@@ -7,15 +7,12 @@ from typing import Annotated, ClassVar, NamedTuple
 
 import torch
 
-from ..registry.frozen import Count, Share
+from ..registry.frozen import Count
 from ..round import Verdict, Verified
-from ..tensors import in_parts, on_device
-from ..validation import check_int, check_number, shown
+from ..tensors import on_device
+from ..validation import check_number, shown
 from .base import AcceptanceRule, RuleRun, Strict, accepted_by, overshoots
 from .composite_rules import CompositeRule, widest_scope
-
-
-WINDOW = 100  # tokens of the window of `per_100`
 
 
 class Limited(
@@ -34,31 +31,27 @@ class Limited(
     Args:
         rule (`AcceptanceRule`): any but block verification and the synthetic one.
         per_request: maximum lossy acceptances of a row in one call.
-        per_100: maximum in any window of 100 new tokens.
         inside: two token ids: only after the first and up to the second, counting the prompt: (`<think>`, `</think>`).
         never: token ids that are never accepted lossily, such as digits or operators.
-        max_top1: not where max p is above it.
         max_overshoot: not tokens whose q/p is above it, at least 1, which bounds by how much the rule may favour a token (Revisiting Lossy
             Verification, huggingface.co/papers/2607.26627). Greedy drafts are certain, q = 1: not tokens with p below 1/`max_overshoot`.
     """
 
     rule: AcceptanceRule
     per_request: Count | None = None
-    per_100: Count | None = None
     inside: tuple[int, int] | None = None
     never: tuple[int, ...] = ()
-    max_top1: Share | None = None
     max_overshoot: Annotated[float, partial(check_number, low=1.0, high=math.inf)] | None = None
     accepts_all_strict: ClassVar[bool] = False  # part of `accepted_by` for the nested rule
     scope = widest_scope("prefix")
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        object.__setattr__(self, "never", tuple(self.never))
         if self.inside is not None:
-            object.__setattr__(self, "inside", _ids("inside", self.inside))
-            if len(self.inside) != 2 or self.inside[0] == self.inside[1]:
+            object.__setattr__(self, "inside", tuple(self.inside))
+            if len(set(self.inside)) != 2 or len(self.inside) != 2:
                 raise ValueError(f"Limited.inside: expected two different token ids, got {shown(list(self.inside))}")
-        object.__setattr__(self, "never", _ids("never", self.never))
 
     @property
     def parts(self) -> tuple[AcceptanceRule, ...]:
@@ -80,8 +73,7 @@ class LimitedDecision(NamedTuple):
 class LimitedRun(RuleRun):
     """The state of a limited rule: the run of the nested rule, and the rows' budgets.
 
-    `used` (rows,) int64: lossy acceptances. `last` (rows, 99) bool: which of the last 99 new tokens were lossy. `inside` (rows,) bool:
-    whether the next token is inside a span.
+    `used` (rows,) int64: lossy acceptances. `inside` (rows,) bool: whether the next token is inside a span.
     """
 
     rule: Limited
@@ -89,9 +81,8 @@ class LimitedRun(RuleRun):
     def __init__(self, rule: Limited, prompts: Sequence[torch.Tensor]):
         super().__init__(rule)
         self.inner = rule.rule.start(prompts)
-        self.last = torch.zeros(len(prompts), WINDOW - 1, dtype=torch.bool, device=prompts[0].device)
-        self.used = self.last.sum(dim=1)
-        self.inside = self.last.any(dim=1) if rule.inside is None else at_end(prompts, rule.inside)
+        self.used = torch.zeros(len(prompts), dtype=torch.int64, device=prompts[0].device)
+        self.inside = self.used > 0 if rule.inside is None else at_end(prompts, rule.inside)
         # Decision about the current round.
         self._decided: tuple[Verified, torch.Tensor | None, LimitedDecision] | None = None
 
@@ -115,23 +106,21 @@ class LimitedRun(RuleRun):
         return torch.where(closed, Strict().correction(verified, at), self.inner.correction(verified, coins, at))
 
     def observe(self, verified: Verified, verdict: Verdict) -> None:
-        rows, n = verified.row_ids, verdict.accepted[:, None]
+        rows = verified.row_ids
         # In a union, other rules may have accepted some of the lossy tokens.
         lossy = verdict.lossy & self.accepts(verified, verdict.coins)
         self._decided = None  # the state changes below
         self.inner.observe(verified, verdict)
         self.used[rows] += lossy.sum(dim=1)
-        # The text continues with n drafted tokens and one from the target, which is never lossy.
-        history = torch.nn.functional.pad(torch.cat([self.last[rows], lossy], dim=1), (0, 1))
-        self.last[rows] = history.gather(1, torch.arange(WINDOW - 1, device=n.device) + n + 1)
         if self.rule.inside is not None:
+            n = verdict.accepted[:, None]
             text = torch.nn.functional.pad(verified.tokens, (0, 1)).scatter(1, n, verdict.token[:, None])
             self.inside[rows] = within(text, self.rule.inside, self.inside[rows]).gather(1, n + 1).squeeze(1)
 
     def take(self, row: int, other: RuleRun) -> None:
         assert isinstance(other, LimitedRun)
         self.inner.take(row, other.inner)
-        self.used[row], self.last[row], self.inside[row] = other.used[0], other.last[0], other.inside[0]
+        self.used[row], self.inside[row] = other.used[0], other.inside[0]
 
     def _decide(self, verified: Verified, coins: torch.Tensor | None) -> LimitedDecision:
         """Return the decision about this round, computed once."""
@@ -140,37 +129,19 @@ class LimitedRun(RuleRun):
         return self._decided[2]
 
     def _split(self, verified: Verified, coins: torch.Tensor | None) -> LimitedDecision:
-        rule, gamma, rows = self.rule, verified.draft.gamma, verified.row_ids
+        rule, rows = self.rule, verified.row_ids
         accepted, strict = accepted_by(self.inner, verified, coins), Strict().accepts(verified, coins)
         closed = torch.zeros_like(accepted)
         if rule.inside is not None:
-            closed = ~within(verified.tokens, rule.inside, self.inside[rows])[:, :gamma]
-        if rule.max_top1 is not None:
-            top1 = in_parts(lambda logits: logits[:, :gamma].softmax(dim=-1).amax(dim=-1), verified.logits)
-            closed = closed | (top1 > rule.max_top1)
+            closed = ~within(verified.tokens, rule.inside, self.inside[rows])[:, :-1]
         banned = torch.isin(verified.tokens, on_device(rule.never, accepted.device))
         if rule.max_overshoot is not None:
             banned = banned | (overshoots(verified) > rule.max_overshoot)
-        # These are accepted up to the position where a budget is exhausted; the next of them ends the draft.
-        lossy = (accepted & ~strict & ~closed & ~banned).long()
-        before = lossy.cumsum(dim=1) - lossy
         if rule.per_request is not None:
-            closed = closed | (self.used[rows][:, None] + before >= rule.per_request)
-        if rule.per_100 is not None:
-            # Lossy acceptances among the 99 tokens before each position: in this draft, and at the end of the text.
-            recent = before - torch.nn.functional.pad(before, (WINDOW - 1, 0))[:, :gamma]
-            older = torch.nn.functional.pad(self.last[rows].flip(1).long().cumsum(dim=1), (1, 0))
-            older = older[:, (WINDOW - 1 - torch.arange(gamma, device=older.device)).clamp(min=0)]
-            closed = closed | (recent + older >= rule.per_100)
+            # These are accepted up to the position where the budget is exhausted; the next of them ends the draft.
+            lossy = (accepted & ~strict & ~closed & ~banned).long()
+            closed = closed | (self.used[rows][:, None] + lossy.cumsum(dim=1) - lossy >= rule.per_request)
         return LimitedDecision(accepted, strict, closed, banned)
-
-
-def _ids(name: str, value: object) -> tuple[int, ...]:
-    if isinstance(value, str) or not isinstance(value, Sequence):
-        raise TypeError(f"Limited.{name}: expected token ids such as (5, 6), got {shown(value)}")
-    for token in value:
-        check_int(f"Limited.{name}", token, 0)
-    return tuple(value)
 
 
 def within(tokens: torch.Tensor, marks: tuple[int, int], before: torch.Tensor) -> torch.Tensor:

@@ -61,7 +61,7 @@ def test_processors_see_each_text_alone(pair, settings):
 @pytest.mark.parametrize(
     "policy",
     ["top_k:k=3", hla.Limited(hla.TopK(5), per_request=2), RegretBudget(2.0), CSD(0.5, seen=1),
-     hla.Union([hla.Limited(hla.TopK(4), per_100=9), RegretBudget(1.0)])],
+     hla.Union([hla.Limited(hla.TopK(4), per_request=9), RegretBudget(1.0)])],
     ids=str,
 )  # fmt: skip
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy")

@@ -84,8 +84,8 @@ def rules(tmp):
 
     def limited(inner):
         return st.builds(
-            hla.Limited, inner, st.none() | counts, st.none() | counts, st.none() | st.tuples(ids, ids).filter(lambda x: x[0] != x[1]),
-            st.lists(ids, max_size=4).map(tuple), st.none() | unit,
+            hla.Limited, inner, st.none() | counts, st.none() | st.tuples(ids, ids).filter(lambda x: x[0] != x[1]),
+            st.lists(ids, max_size=4).map(tuple),
         )  # fmt: skip
 
     def union(inner):

@@ -159,7 +159,7 @@ def test_where_nothing_is_rejected_no_formula_is_evaluated():
 
 def test_a_limited_rule_asks_once_a_round():
     block, rule = block_in(GREEDY), Listening()
-    run = hla.Limited(rule, per_request=2, per_100=1).start([torch.zeros(0, dtype=torch.int64)] * 60)
+    run = hla.Limited(rule, per_request=2).start([torch.zeros(0, dtype=torch.int64)] * 60)
     for rounds in (1, 2, 3):
         decide(run, block)  # the same block twice: what the first one used up counts
         assert len(rule.sizes) == rounds

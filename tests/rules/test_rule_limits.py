@@ -43,12 +43,10 @@ class Simulation:
     def __init__(self, limits: Limited, prompt: list[int]):
         self.limits, self.text, self.lossy = limits, list(prompt), []
 
-    def round(
-        self, draft: list[int], strict: list[bool], rule: list[bool], top: list[float], over: list[float]
-    ) -> int:
+    def round(self, draft: list[int], strict: list[bool], rule: list[bool], over: list[float]) -> int:
         """How many drafted tokens are accepted; they join the text."""
-        for n, (token, by_strict, by_rule, *facts) in enumerate(zip(draft, strict, rule, top, over, strict=True)):
-            if not by_strict and not (by_rule and self.allows(token, *facts)):
+        for n, (token, by_strict, by_rule, overshoot) in enumerate(zip(draft, strict, rule, over, strict=True)):
+            if not by_strict and not (by_rule and self.allows(token, overshoot)):
                 return n
             self.add(token, not by_strict)
         return len(draft)
@@ -57,7 +55,7 @@ class Simulation:
         self.text.append(token)
         self.lossy.append(lossy)
 
-    def allows(self, token: int, top1: float, overshoot: float) -> bool:
+    def allows(self, token: int, overshoot: float) -> bool:
         limits = self.limits
         if limits.inside is not None:
             marks = [x for x in self.text if x in limits.inside]
@@ -65,22 +63,20 @@ class Simulation:
                 return False
         return (
             (limits.per_request is None or sum(self.lossy) < limits.per_request)
-            and (limits.per_100 is None or sum(self.lossy[-99:]) < limits.per_100)
             and token not in limits.never
-            and (limits.max_top1 is None or top1 <= limits.max_top1)
             and (limits.max_overshoot is None or overshoot <= limits.max_overshoot)
         )
 
 
 LIMITS = [
-    {"per_request": 7}, {"per_100": 2}, {"per_100": 6}, {"inside": (0, 1)}, {"never": (2, 3)}, {"max_top1": 0.5}, {"max_overshoot": 3.0}, {},
-    {"per_request": 30, "per_100": 9, "inside": (0, 1), "never": (4,), "max_top1": 0.95}, {"per_request": 0},
+    {"per_request": 7}, {"inside": (0, 1)}, {"never": (2, 3)}, {"max_overshoot": 3.0}, {},
+    {"per_request": 30, "inside": (0, 1), "never": (4,), "max_overshoot": 9.0}, {"per_request": 0},
 ]  # fmt: skip
 
 
 @pytest.mark.full(every=12)
 @pytest.mark.nightly(every=6)
-@pytest.mark.parametrize("gamma", [4, 130], ids=["short", "longer than the window"])
+@pytest.mark.parametrize("gamma", [4, 130])
 @pytest.mark.parametrize("limits", LIMITS, ids=lambda value: value if isinstance(value, str) else None)
 def test_limits_over_many_rounds(limits, gamma):
     """Rows come and go: a round takes some of the five, in any order. Blocks are random, and half the mismatches pass the rule."""
@@ -102,11 +98,11 @@ def test_limits_over_many_rounds(limits, gamma):
             strict, loose = Strict().accepts(block, verdict.coins), TopK(3).accepts(block, verdict.coins)
             for b, row in enumerate(index.tolist()):
                 n, simulation = int(block.drafted[b]), simulations[row]
-                draft, top = block.tokens[b, :n].tolist(), block.p[b, :n].amax(dim=-1).tolist()
+                draft = block.tokens[b, :n].tolist()
                 before = len(simulation.lossy)
                 q = block.at_tokens(block.q)[b, :n] if block.sampling else torch.ones(n)
                 over = (q / block.at_tokens(block.p)[b, :n]).tolist()
-                got = simulation.round(draft, strict[b, :n].tolist(), loose[b, :n].tolist(), top, over)
+                got = simulation.round(draft, strict[b, :n].tolist(), loose[b, :n].tolist(), over)
                 assert int(verdict.accepted[b]) == got, (number, row)
                 assert verdict.lossy[b, :got].tolist() == simulation.lossy[before:]
                 simulation.add(int(verdict.token[b]), False)
@@ -114,16 +110,6 @@ def test_limits_over_many_rounds(limits, gamma):
         assert accepted > 10  # of any length at all
         counts = [sum(simulation.lossy) for simulation in simulations]
         assert (max(counts) > 0) == (limits != {"per_request": 0})
-
-
-@pytest.mark.parametrize(("second", "accepted"), [(98, 98), (99, 99), (100, 130), (101, 130)])
-def test_a_window_is_100_tokens(second, accepted):
-    """One lossy acceptance in any 100: the 100th token from it may not be the next, the 101st may."""
-    block = random_block(0, 1, 130)
-    tokens = block.argmax[:, :130].clone()
-    tokens[:, [0, second]] = block.logits[:, [0, second]].topk(2).indices[..., 1]
-    block = changed(block, sampling=False, lengths=torch.tensor([130]), sent=torch.tensor([130]), tokens=tokens)
-    assert int(decide(Limited(TopK(2), per_100=1), block).accepted) == accepted
 
 
 @pytest.mark.parametrize("gamma", [0, 3])
@@ -141,7 +127,7 @@ def test_larger_budgets_accept_more(seed, small, large):
     block, lengths = random_block(seed), []
     for n in sorted((small, large)):
         torch.manual_seed(seed)
-        lengths.append(decide(Limited(Everything(), per_request=n, per_100=n), block).accepted)
+        lengths.append(decide(Limited(Everything(), per_request=n), block).accepted)
     assert (lengths[1] >= lengths[0]).all()
 
 
@@ -160,10 +146,10 @@ def summarize_rows(out) -> list[dict]:
 @pytest.mark.parametrize(
     "rule",
     [
-        Limited(TopK(3), per_request=2), Limited(TopK(3), per_100=3), Limited(RegretBudget(6.0), never=(5, 6, 7)),
+        Limited(TopK(3), per_request=2), Limited(RegretBudget(6.0), never=(5, 6, 7)),
         RegretBudget(6.0), Limited(TopK(3), inside=(OPEN, 92)), Union((Limited(TopK(3), per_request=2), FLy(2, 0.2))),
     ],
-    ids=["request", "window", "regret, never", "regret", "inside", "union"],
+    ids=["request", "regret, never", "regret", "inside", "union"],
 )  # fmt: skip
 def test_a_row_of_a_batch_is_what_it_would_be_alone(rule):
     """Its budget is its own, whichever rows have left the batch before it; and a second call is the same as the first."""
@@ -296,16 +282,17 @@ def test_what_a_union_is():
 
 def test_the_json_form_of_rules_inside_rules():
     """Files that users keep: changing this form breaks them."""
-    rule = Limited(Union((TopK(2), hla.Lenience(0.5))), per_100=5, inside=(7, 8), never=(1, 2))
+    rule = Limited(Union((TopK(2), hla.Lenience(0.5))), per_request=5, inside=(7, 8), never=(1, 2))
     spec = LossyPolicy(rule).to_dict()
     assert spec == {
         "rule": {
             "name": "limited",
             "rule": {"name": "union", "rules": [{"name": "top_k", "k": 2}, {"name": "lenience", "lenience": 0.5}]},
-            "per_request": None, "per_100": 5, "inside": [7, 8], "never": [1, 2], "max_top1": None, "max_overshoot": None,
+            "per_request": 5, "inside": [7, 8], "never": [1, 2], "max_overshoot": None,
         }
     }  # fmt: skip
-    assert LossyPolicy.from_dict(spec) == LossyPolicy(rule)
+    earlier = {"rule": spec["rule"] | {"per_100": None, "max_top1": None}}
+    assert LossyPolicy.from_dict(spec) == LossyPolicy(rule) == LossyPolicy.from_dict(earlier)
     names_alone = {"name": "limited", "rule": {"name": "union", "rules": ["typical", {"name": "top_k", "k": 2}]}}
     assert hla.as_policy({"rule": names_alone}).rule == Limited(Union((hla.Typical(), TopK(2))))
 
@@ -322,9 +309,6 @@ def test_the_json_form_of_rules_inside_rules():
         (lambda: Union((hla.Thresholds(), hla.RelaxedTopK())), "no kind of decoding has all of them: Thresholds .sampling., Relaxed"),
         (lambda: Limited(TopK(1), inside=(3, 3)), "Limited.inside: expected two different token ids, got .3, 3."),
         (lambda: Limited(TopK(1), inside=(3,)), "Limited.inside: expected two different token ids"),
-        (lambda: Limited(TopK(1), inside="ab"), "Limited.inside: expected token ids"),
-        (lambda: Limited(TopK(1), never=5), "Limited.never: expected token ids"),
-        (lambda: Limited(TopK(1), never=(-5,)), "Limited.never: expected a whole number"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )  # fmt: skip

@@ -135,11 +135,9 @@ def union(*formulas):
     return lambda p, q: (np.max([f(p, q)[0] for f in formulas], axis=0), formulas[0](p, q)[1])
 
 
-def limited(formula, never=(), max_top1=1.0, max_overshoot=math.inf):
+def limited(formula, never=(), max_overshoot=math.inf):
     def both(p, q):
-        (a, r), (s, t) = formula(p, q), strict(p, q)
-        if p.max() > max_top1:
-            return s, t
+        (a, r), (s, _) = formula(p, q), strict(p, q)
         banned = [x in never or q[x] / max_overshoot > p[x] for x in range(len(p))]
         a = np.where(banned, s, a)
         return a, r

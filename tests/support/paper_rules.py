@@ -114,9 +114,9 @@ CASES = {
         above_strict=False,
     ),
     "limited ensemble": Case(  # whose correction is its own where it is allowed, and strict acceptance's elsewhere
-        hla.Limited(Ensemble(0.5), per_100=0),
-        (hla.Limited(Ensemble(0.5), max_top1=0.5), hla.Limited(Ensemble(0.5), never=())),
-        (formulas.limited(formulas.ensemble(0.5), (), 0.5), formulas.ensemble(0.5)),
+        hla.Limited(Ensemble(0.5), per_request=0),
+        (hla.Limited(Ensemble(0.5), never=(0, 1)), hla.Limited(Ensemble(0.5), never=())),
+        (formulas.limited(formulas.ensemble(0.5), (0, 1)), formulas.ensemble(0.5)),
         (SAMPLING,),
     ),
     "union ensemble": Case(

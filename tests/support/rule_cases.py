@@ -78,12 +78,12 @@ CASES = {
     "limited": Case(
         hla.Limited(hla.TopK(4), per_request=0),
         (
-            hla.Limited(hla.TopK(4), max_top1=0.3, never=(0, 1)), hla.Limited(hla.TopK(4), max_top1=0.5, never=(0, 1)),
-            hla.Limited(hla.TopK(4), max_top1=0.5, never=(1,)), hla.Limited(hla.TopK(4)),
+            hla.Limited(hla.TopK(4), never=(0, 1)), hla.Limited(hla.TopK(4), never=(1,)),
+            hla.Limited(hla.TopK(4)),
         ),
         (
-            formulas.limited(formulas.top_k(4), (0, 1), 0.3), formulas.limited(formulas.top_k(4), (0, 1), 0.5),
-            formulas.limited(formulas.top_k(4), (1,), 0.5), formulas.top_k(4),
+            formulas.limited(formulas.top_k(4), (0, 1)), formulas.limited(formulas.top_k(4), (1,)),
+            formulas.top_k(4),
         ),
     ),
     "limited overshoot": Case(

@@ -31,7 +31,7 @@ def policies(draft):
         "staged": hla.LossyPolicy(stop=hla.Constant(4), filter=hla.Staged(draft)),
         "sprinter": hla.Sprinter(on_draft, 0.5, max_draft=4, patience=1.0),
         "judge": hla.AutoJudge(on_target, 0.5, window=4),
-        "top_k": hla.LossyPolicy(hla.Limited(hla.TopK(4), per_100=30), hla.Heuristic(3, 6)),
+        "top_k": hla.LossyPolicy(hla.Limited(hla.TopK(4), per_request=30), hla.Heuristic(3, 6)),
     }
 
 

@@ -84,9 +84,9 @@ FAULTS = (
     Fault("stops svip", "stops/confidence.py", "return (scale * entropy(scores[-1])).sqrt() > self.h", "return (scale * entropy(scores[-1])).sqrt() < self.h", "stops"),
     Fault("stops patience", "drafters/model.py", "if sum(self.going) <= may_wait:", "if sum(self.going) < may_wait:", "stops generation/test_lossless.py drafters"),
     Fault("stops end in draft", "drafters/model.py", "lengths = torch.minimum(1 + (rows.is_end_token(tokens).long().cumsum(dim=1) == 0).sum(dim=1), lengths)", "pass", "stops drafters stats generation/test_lossless.py"),
-    Fault("filters gain", "filters/goodput.py", "gains = np.cumprod(accept, axis=1)", "gains = accept", "filters"),
-    Fault("filters tie", "filters/goodput.py", 'same = np.searchsorted(level * batch + row, goal, side="right")', 'same = np.searchsorted(level * batch + row, goal, side="left")', "filters"),
-    Fault("filters similarity", "filters/goodput.py", "return torch.minimum(probs_of(draft), companion[:, : draft.gamma]).sum(dim=-1)", "return torch.minimum(probs_of(draft), companion[:, 1 : draft.gamma + 1]).sum(dim=-1)", "filters methods/sv"),
+    Fault("filters gain", "filters/sv.py", "gains = np.cumprod(accept, axis=1)", "gains = accept", "filters"),
+    Fault("filters tie", "filters/sv.py", 'same = np.searchsorted(level * batch + row, goal, side="right")', 'same = np.searchsorted(level * batch + row, goal, side="left")', "filters"),
+    Fault("filters similarity", "filters/sv.py", "return torch.minimum(probs_of(draft), companion[:, : draft.gamma]).sum(dim=-1)", "return torch.minimum(probs_of(draft), companion[:, 1 : draft.gamma + 1]).sum(dim=-1)", "filters methods/sv"),
     # Compiled rounds
     Fault("compiled ends", "engine/compiled_round.py", "active = active & (before + i + 1 < state.limits) & ~torch.isin(token, state.ends)", "active = active & (before + i + 1 < state.limits)", "engine"),
     Fault("compiled state", "engine/compiled_round.py", "state.cached + verdict.accepted + 1, memory", "state.cached + verdict.accepted, memory", "engine/test_compiled.py"),

@@ -21,7 +21,7 @@ from ..registry import register_drafter
 from ..round import Draft, Verified
 from ..stats.clock import Clock
 from ..stops import StopRun
-from ..stops.draft_switch import DraftSwitch, Remembered, SwitchRule
+from ..stops.fallback import DraftSwitch, Remembered, SwitchRule
 from ..validation import check_number, check_positive
 from .base import DraftContext, Drafter, DrafterRun, certain_draft
 from .composite import CompositeDrafter, CompositeRun, as_part, of_then

@@ -12,7 +12,7 @@ from support.tiny import NEVER_EMITTED, some_eos
 import hf_lossy_assist as hla
 from hf_lossy_assist.drafters.auto import NEAR, TRIES, WAIT, WINDOW, AutoRun, Estimates
 from hf_lossy_assist.drafters.base import DrafterRun, certain_draft
-from hf_lossy_assist.stops.draft_switch import DraftSwitch, SwitchRule
+from hf_lossy_assist.stops.fallback import DraftSwitch, SwitchRule
 
 
 RULE = SwitchRule(0.05, 3, WINDOW, WAIT, 0.02, TRIES, NEAR, remembers=True)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hf_lossy_assist.filters.goodput import choose
+from hf_lossy_assist.filters.sv import choose
 
 
 LEVELS = (0.0, 0.1, 0.25, 0.5, 0.7, 0.9, 1.0)  # few, so that rows and tokens often tie

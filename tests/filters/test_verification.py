@@ -14,8 +14,7 @@ from hf_lossy_assist.artifacts.identity import ModelIdentity
 from hf_lossy_assist.artifacts.profile_tables import Bins, Latency
 from hf_lossy_assist.artifacts.sv_profile import Profile
 from hf_lossy_assist.batch.randomness import Randomness
-from hf_lossy_assist.filters.goodput import acceptance, similarity
-from hf_lossy_assist.filters.sv import SVFilter
+from hf_lossy_assist.filters.sv import SVFilter, acceptance, similarity
 
 
 ME = ModelIdentity("me", None, "llama", 1, 1, 1)

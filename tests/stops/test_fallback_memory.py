@@ -8,8 +8,7 @@ from support.stops import RAGGED
 import hf_lossy_assist as hla
 from hf_lossy_assist import Constant, Fallback
 from hf_lossy_assist.stops.base import DraftStop
-from hf_lossy_assist.stops.draft_switch import MOST_WAIT, Remembered
-from hf_lossy_assist.stops.fallback import FallbackRun
+from hf_lossy_assist.stops.fallback import MOST_WAIT, FallbackRun, Remembered
 
 
 class Model:

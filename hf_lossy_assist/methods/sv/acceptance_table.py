@@ -10,7 +10,7 @@ from itertools import islice
 import numpy as np
 
 from ...artifacts.profile_tables import Bins, Latency
-from ...filters.goodput import choose
+from ...filters.sv import choose
 
 
 PRIOR = 8.0  # pseudo-samples of the row's mean in each cell

@@ -14,7 +14,7 @@ from ...drafters.hidden_state import DraftModel
 from ...engine.call import Call
 from ...engine.loop import decode
 from ...filters.base import CompanionFilter
-from ...filters.goodput import acceptance, probs_of, similarity
+from ...filters.sv import acceptance, probs_of, similarity
 from ...generation.runner import Runner
 from ...policy.policy import LossyPolicy
 from ...round import Draft, Selection, Verified

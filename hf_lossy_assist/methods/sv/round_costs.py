@@ -16,8 +16,7 @@ from ...artifacts.profile_tables import Bins, Latency
 from ...artifacts.sv_profile import Profile
 from ...engine.call import Call
 from ...filters.base import VerifyFilter
-from ...filters.goodput import choose
-from ...filters.sv import SVFilter
+from ...filters.sv import SVFilter, choose
 from ...policy.policy import LossyPolicy
 from ...round import Draft, Selection, Verified
 from ...rules.acceptance import RandomSource

@@ -21,8 +21,7 @@ from hf_lossy_assist.artifacts.profile_tables import Bins, Latency
 from hf_lossy_assist.artifacts.sv_profile import PROFILE, TABLES, Profile
 from hf_lossy_assist.drafters.parallel import LONGEST
 from hf_lossy_assist.drafters.trained import DFlashDrafter
-from hf_lossy_assist.filters.goodput import choose
-from hf_lossy_assist.filters.sv import SVFilter
+from hf_lossy_assist.filters.sv import SVFilter, choose
 from hf_lossy_assist.methods.sv import profiling, round_costs
 from hf_lossy_assist.methods.sv.acceptance_table import (
     PRIOR,

@@ -22,9 +22,9 @@ from ..models.early_exit import early_exit
 from ..models.introspection import base_of, vocabulary_of
 from ..policy.policy import LossyPolicy
 from ..stops import DraftStop
-from ..stops.composite_stops import WrappingStop
 from ..stops.confidence import Confidence
 from ..stops.constant import Constant, Heuristic
+from ..stops.fallback import Fallback
 from ..validation import LONGEST_DRAFT, check_int, check_number, is_int, shown
 from .arguments import Settings
 
@@ -160,7 +160,7 @@ def refuse_stop(draft: DraftInputs, context: DraftContext) -> None:
     if not context.stop.settings.adaptive or context.assistant_run is not None or asks:
         return
     stop = context.stop.settings
-    while isinstance(stop, WrappingStop):  # reads what the wrapped stop reads
+    while isinstance(stop, Fallback):  # reads what the wrapped stop reads
         stop = stop.stop
     if draft.drafter is None:
         name = type(stop).__name__

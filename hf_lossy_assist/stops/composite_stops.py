@@ -11,6 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..registry.frozen import DraftLength
 from ..tensors import on_device
 from .base import DraftStop, Scores, StopRun, check_stop
+from .constant import Constant
 
 
 def over_parts(combine: Callable[[Iterable[Any]], Any], name: str) -> Any:
@@ -41,8 +42,15 @@ class CompositeStop(DraftStop):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        name = type(self).__name__
         for inner in self.parts:
-            check_stop(type(self).__name__, inner)
+            check_stop(name, inner)
+        specs = [stop.features for stop in self.parts if stop.features is not None]
+        # A round provides one state. Positions may differ: the state that predicts a token encodes the token before it.
+        if len({(spec.model, spec.layer, spec.norm) for spec in specs}) > 1:
+            raise ValueError(f"{name}: their heads must read one hidden state, got {'; '.join(map(str, specs))}")
+        if specs and self.reads_confidence:
+            raise ValueError(f"{name}: a head and the drafter's own confidence cannot be read together")
 
     @property
     def parts(self) -> tuple[DraftStop, ...]:
@@ -100,13 +108,6 @@ class AnyOf(CompositeStop, name="any_of", example={"stops": ["svip", "constant"]
     def __post_init__(self) -> None:
         object.__setattr__(self, "stops", tuple(self.stops))
         super().__post_init__()
-        name = type(self).__name__
-        specs = [stop.features for stop in self.stops if stop.features is not None]
-        # A round provides one state. Positions may differ: the state that predicts a token encodes the token before it.
-        if len({(spec.model, spec.layer, spec.norm) for spec in specs}) > 1:
-            raise ValueError(f"{name}.stops: their heads must read one hidden state, got {'; '.join(map(str, specs))}")
-        if specs and self.reads_confidence:
-            raise ValueError(f"{name}.stops: a head and the drafter's own confidence cannot be read together")
 
     @property
     def parts(self) -> tuple[DraftStop, ...]:
@@ -114,7 +115,7 @@ class AnyOf(CompositeStop, name="any_of", example={"stops": ["svip", "constant"]
 
     @property
     def longest(self) -> int:
-        return (max if self.every else min)(stop.longest for stop in self.stops)
+        return (max if self.every else min)(stop.longest for stop in self.parts)
 
     def with_longest(self, gamma: int) -> DraftStop:
         return replace(self, stops=tuple(stop.with_longest(gamma) for stop in self.stops))
@@ -127,6 +128,27 @@ class AllOf(AnyOf, name="all_of", example={"stops": ["svip", "constant"]}):
     """Stop when all of `stops` would; a stop that has reached its limit counts as stopped."""
 
     every: ClassVar[bool] = True
+
+
+class AtLeast(CompositeStop, name="at_least", example={"stop": "svip"}):
+    """Stop when `stop` would, but never before `n` tokens: `AllOf([stop, Constant(n)])`."""
+
+    stop: DraftStop
+    n: DraftLength = 2
+
+    @property
+    def parts(self) -> tuple[DraftStop, ...]:
+        return self.stop, Constant(self.n)
+
+    @property
+    def longest(self) -> int:
+        return max(self.stop.longest, self.n)
+
+    def with_longest(self, gamma: int) -> "AtLeast":
+        return AtLeast(self.stop.with_longest(gamma), min(self.n, gamma))
+
+    def start(self, rows: int) -> "AnyOfRun":
+        return AllOf(self.parts).start(rows)
 
 
 class AnyOfRun(CompositeStopRun):
@@ -152,57 +174,3 @@ class AnyOfRun(CompositeStopRun):
         limits = zip(*(self.planned.get(row, finished) for row in rows), strict=True)
         at_limit = torch.stack([on_device(one, input_ids.device) for one in limits]) <= self.drafted
         return (stops | at_limit).all(dim=0)
-
-
-@dataclass(frozen=True)
-class WrappingStop(CompositeStop):
-    """The base of stops that wrap another one, `stop`."""
-
-    stop: DraftStop
-
-    @property
-    def parts(self) -> tuple[DraftStop, ...]:
-        return (self.stop,)
-
-    @property
-    def longest(self) -> int:
-        return self.stop.longest
-
-    def with_longest(self, gamma: int) -> DraftStop:
-        return replace(self, stop=self.stop.with_longest(gamma))
-
-    def start(self, rows: int) -> CompositeStopRun:
-        return CompositeStopRun(self, rows)
-
-
-class AtLeast(WrappingStop, name="at_least", example={"stop": "svip"}):
-    """Stop when `stop` would, but never before `n` tokens: earlier answers are ignored, and the limit is at least `n`."""
-
-    n: DraftLength = 2
-
-    @property
-    def longest(self) -> int:
-        return max(self.stop.longest, self.n)
-
-    def with_longest(self, gamma: int) -> "AtLeast":
-        return AtLeast(self.stop.with_longest(gamma), min(self.n, gamma))
-
-    def start(self, rows: int) -> "AtLeastRun":
-        return AtLeastRun(self, rows)
-
-
-class AtLeastRun(CompositeStopRun):
-    """The run of `AtLeast`. `drafted`: tokens drafted in this round, the same for all rows."""
-
-    settings: AtLeast
-
-    def begin_round(self, rows: list[int]) -> list[int]:
-        self.drafted = 0
-        return [max(limit, self.settings.n) for limit in super().begin_round(rows)]
-
-    def after_token(
-        self, input_ids: torch.Tensor, scores: Scores, *, rows: Sequence[int], **more: torch.Tensor | None
-    ) -> torch.Tensor:
-        self.drafted += 1
-        stops = super().after_token(input_ids, scores, rows=rows, **more)  # always called: it may have state
-        return stops if self.drafted >= self.settings.n else torch.zeros_like(stops)

@@ -3,13 +3,15 @@
 import time
 from collections import deque
 from collections.abc import Callable, Hashable
+from dataclasses import replace
 from statistics import fmean, median
 from typing import NamedTuple
 
 from transformers import PreTrainedModel
 
 from ..registry.frozen import PositiveShare, Several, Share
-from .composite_stops import CompositeStopRun, WrappingStop
+from .base import DraftStop
+from .composite_stops import CompositeStop, CompositeStopRun
 from .cost_model import PairMemory
 
 
@@ -203,7 +205,7 @@ class DraftSwitch:
             self.on = False
 
 
-class Fallback(WrappingStop, name="fallback", example={"stop": "svip"}):
+class Fallback(CompositeStop, name="fallback", example={"stop": "svip"}):
     """Use `stop` while drafting pays, and the target alone while it does not, from measurements during the call.
 
     Let n̄ be the mean number of tokens per row of a round, T the median seconds of a drafting round, and T₀ of a plain one. Drafting speeds
@@ -226,11 +228,23 @@ class Fallback(WrappingStop, name="fallback", example={"stop": "svip"}):
         trials: the maximum cost of trials, as a share of all rounds' seconds.
     """
 
+    stop: DraftStop
     margin: Share = 0.05
     first: Several = 3
     window: Several = 8
     wait: Several = 32
     trials: PositiveShare = 0.02
+
+    @property
+    def parts(self) -> tuple[DraftStop, ...]:
+        return (self.stop,)
+
+    @property
+    def longest(self) -> int:
+        return self.stop.longest
+
+    def with_longest(self, gamma: int) -> "Fallback":
+        return replace(self, stop=self.stop.with_longest(gamma))
 
     @property
     def rule(self) -> SwitchRule:

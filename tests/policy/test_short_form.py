@@ -56,7 +56,7 @@ def test_every_name_whose_parameters_are_numbers_has_one():
         ("svip+constant", "names two stops"),
         ("svip,strict", "unknown policy 'svip,strict': pass one"),
         ("svip+strictt", "unknown policy 'strictt'. Did you mean 'strict'"),
-        ("trim(step=0.1)", "parameters are written as trim:name=value"),
+        ("svip(h=0.1)", "parameters are written as svip:name=value"),
         ("svip:hh=1", "unknown parameter of stop 'svip' 'hh'"),
         ("svip+", "joined by + as in top_k:k=4+svip, got 'svip+' in 'svip+'"),
         ("+svip", "joined by + as in top_k:k=4+svip, got ''"),

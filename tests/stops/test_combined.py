@@ -127,7 +127,7 @@ def test_parts_read_one_state():
     deep = hla.LinearHead(hla.HeadConfig(32, features=hla.FeatureSpec(layer=1, norm=False)))
     assert AnyOf([SVIP(), HeadStop(head)]).features == head.config.features == AtLeast(HeadStop(head)).features
     assert AnyOf([SVIP(), Constant()]).features is None
-    with pytest.raises(ValueError, match="^AllOf.stops: their heads must read one hidden state[^\n]*layer 1[^\n]*$"):
+    with pytest.raises(ValueError, match="^AllOf: their heads must read one hidden state[^\n]*layer 1[^\n]*$"):
         AllOf([HeadStop(head), HeadStop(deep)])
 
 

@@ -1,7 +1,7 @@
 """Statistics of a generate call's speculation, per row and in total, with vLLM's names where vLLM reports the same."""
 
 import json
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from io import StringIO
@@ -136,18 +136,13 @@ class SpeculationStats:
     @classmethod
     def merge(cls, calls: Sequence["SpeculationStats"]) -> "SpeculationStats":
         """Merge several calls of one policy: concatenate rows, add forwards and seconds."""
-        forwards: Counter[str] = Counter()
-        seconds: defaultdict[str, float] = defaultdict(float)
-        for call in calls:
-            forwards.update(call.forwards)
-            for stage, spent in call.seconds.items():
-                seconds[stage] += spent
+        stages = dict.fromkeys(stage for call in calls for stage in (*call.forwards, *call.seconds))
         return cls(
             [row for call in calls for row in call.rows],
             max(call.num_spec_tokens for call in calls),
             all(call.lossless for call in calls),
-            dict(forwards),
-            dict(seconds),
+            {stage: sum(call.forwards.get(stage, 0) for call in calls) for stage in stages},
+            {stage: sum(call.seconds.get(stage, 0.0) for call in calls) for stage in stages},
             TargetAlone.sum([call.alone for call in calls]),
             calls[0].dtype,
             all(call.falls_back for call in calls),
@@ -159,12 +154,9 @@ class SpeculationStats:
         """Return the sum over all rows (without `token_sources`)."""
         out = RowStats()
         for row in self.rows:
-            for name in COUNTS:
+            for name in (*COUNTS, "overshoot_sum", "steps", "lossy_by_position"):
                 setattr(out, name, getattr(out, name) + getattr(row, name))
-            out.overshoot_sum += row.overshoot_sum
             out.overshoot_max = max(out.overshoot_max, row.overshoot_max)
-            out.steps += row.steps
-            out.lossy_by_position += row.lossy_by_position
         return out
 
     def summary(self, row: RowStats | None = None, sources: bool = False) -> dict[str, Any]:
@@ -245,31 +237,32 @@ class SpeculationStats:
 
     def table(self) -> Table:
         """Return the statistics as a `rich.table.Table`."""
-        s, stages = self.summary(), sorted(self.forwards)
-        several = f" of {len(self.rows)} rows, added up" if len(self.rows) > 1 else ""
-        table = Table("speculation", "", title=None, show_edge=False)
-        table.columns[1].justify = "right"
-        table.add_row("guarantee", self.guarantee)
-        table.add_row("new tokens", str(s["num_new_tokens"]))
-        table.add_row(f"rounds{several}", str(s["num_spec_steps"]))
-        table.add_row("mean acceptance length (bonus included)", f"{s['mean_acceptance_length']:.2f}")
-        table.add_row("draft acceptance rate", f"{s['draft_acceptance_rate']:.1%}")
-        table.add_row("drafted tokens verified", str(s["num_draft_tokens"]))
-        table.add_row("accepted", str(s["num_accepted_draft_tokens"]))
+        s, several = self.summary(), len(self.rows) > 1
+        lines: list[tuple[str, object]] = [
+            ("guarantee", self.guarantee),
+            ("new tokens", s["num_new_tokens"]),
+            (f"rounds{f' of {len(self.rows)} rows, added up' if several else ''}", s["num_spec_steps"]),
+            ("mean acceptance length (bonus included)", f"{s['mean_acceptance_length']:.2f}"),
+            ("draft acceptance rate", f"{s['draft_acceptance_rate']:.1%}"),
+            ("drafted tokens verified", s["num_draft_tokens"]),
+            ("accepted", s["num_accepted_draft_tokens"]),
+        ]
         if not self.lossless:
-            table.add_row("of these lossy", str(s["num_lossy_accepts"]))
-            for name in ("mean", "max") if s["max_overshoot"] else ():
-                table.add_row(f"{name} overshoot q/p of lossy tokens", f"{s[f'{name}_overshoot']:g}")
-        if s["num_unchecked_tokens"]:
-            share = s["num_unchecked_tokens"] / s["num_new_tokens"]
-            row = f"{s['num_unchecked_tokens']} ({share:.1%} of the new tokens)"
-            table.add_row("never checked by the target", row)
-        for stage in stages:
-            together = f"{stage} forwards{', each of all rows' if several and stage == 'target' else ''}"
-            table.add_row(together, f"{self.forwards[stage]} in {self.seconds.get(stage, 0.0):.3f} s")
+            lines.append(("of these lossy", s["num_lossy_accepts"]))
+            names = ("mean", "max") if s["max_overshoot"] else ()
+            lines += [(f"{name} overshoot q/p of lossy tokens", f"{s[f'{name}_overshoot']:g}") for name in names]
+        if unchecked := s["num_unchecked_tokens"]:
+            share = unchecked / s["num_new_tokens"]
+            lines.append(("never checked by the target", f"{unchecked} ({share:.1%} of the new tokens)"))
+        for stage, count in sorted(self.forwards.items()):
+            name = f"{stage} forwards{', each of all rows' if several and stage == 'target' else ''}"
+            lines.append((name, f"{count} in {self.seconds.get(stage, 0.0):.3f} s"))
         if self.alone is not None:
-            table.add_row(f"target alone, estimated seconds ({self.alone.kind})", f"{self.alone.seconds:.3f}")
-            table.caption, table.caption_justify = self.advice(), "left"
+            lines.append((f"target alone, estimated seconds ({self.alone.kind})", f"{self.alone.seconds:.3f}"))
+        table = Table("speculation", "", show_edge=False, caption=self.advice(), caption_justify="left")
+        table.columns[1].justify = "right"
+        for name, value in lines:
+            table.add_row(name, str(value))
         return table
 
     def _repr_html_(self) -> str:

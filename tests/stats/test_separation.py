@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from hf_lossy_assist.stats import auroc as separation
-from hf_lossy_assist.stats.auroc import auroc, newcombe
+from hf_lossy_assist.stats import intervals as separation
+from hf_lossy_assist.stats.intervals import auroc, newcombe
 
 
 def by_pairs(scores, positive):

@@ -20,7 +20,7 @@ from ...artifacts.head import Head
 from ...artifacts.head_config import HeadConfig
 from ...artifacts.identity import ModelIdentity, tokenizer_hash, versions
 from ...models.introspection import vocabulary_of
-from ...stats.auroc import auroc
+from ...stats.intervals import auroc
 from ...training.head_quality import Evidence, HeadReport, add_intervals, draw_roc
 from ...training.head_training import write_fitted
 from ...training.jobs import check_models, recorded_weights

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from ...artifacts.head import Head
-from ...stats.auroc import auroc
+from ...stats.intervals import auroc
 from ...training.head_quality import Evidence, HeadReport, add_intervals, bin_probabilities, draw_reliability, draw_roc
 from ...training.head_training import HeadFitSettings, fit_labels, make_config, open_collected, write_fitted
 from ...training.verifier_dataset import VerifierDataset, label_acceptable

@@ -90,12 +90,12 @@ from .stops.composite_stops import AnyOf as AnyOf
 from .stops.composite_stops import AtLeast as AtLeast
 from .stops.confidence import SVIP as SVIP
 from .stops.confidence import Confidence as Confidence
+from .stops.confidence import HeadStop as HeadStop
+from .stops.confidence import SpecDecPP as SpecDecPP
 from .stops.constant import BatchSchedule as BatchSchedule
 from .stops.constant import Constant as Constant
 from .stops.constant import Heuristic as Heuristic
 from .stops.fallback import Fallback as Fallback
-from .stops.head_stops import HeadStop as HeadStop
-from .stops.head_stops import SpecDecPP as SpecDecPP
 from .stops.joint_goodput import JointGoodput as JointGoodput
 from .text.structured import StructuredOutput as StructuredOutput
 from .text.structured import structured as structured

@@ -1,5 +1,4 @@
-"""Tensors in few passes and few uploads: parts of a batch that fit a cache, the largest values of a row, lists from the
-host.
+"""Tensors in few passes and few uploads: parts of a batch that fit a cache, and lists from the host.
 
 A vocabulary has 150 000 tokens and more, so a sort, a copy, or another tensor of that size dominates the cost of a
 rule.
@@ -15,6 +14,8 @@ from contextlib import AbstractContextManager
 
 import torch
 
+from .validation import shown
+
 
 GROUP = 128  # tokens that are represented by their maximum
 PART = 1 << 20  # elements that a thread processes at once: 4 MB in float32
@@ -24,6 +25,18 @@ MOST_LISTS = 256  # cached lists, the latest ones; a list has a value for each r
 def fork_random(device: torch.device) -> AbstractContextManager[None]:
     """Restore torch's generators of the CPU and of a CUDA `device` after the context."""
     return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
+
+
+def refuse_unfit(answer: object, shape: Sequence[int], dtype: torch.dtype, source: object, name: str) -> torch.Tensor:
+    """Return `answer` of the method `name` of a user's class. Raises: `TypeError` for a wrong shape or dtype."""
+    if isinstance(answer, torch.Tensor):
+        if answer.shape == torch.Size(shape) and answer.dtype == dtype:
+            return answer
+        result = f"{str(answer.dtype).removeprefix('torch.')} of shape {tuple(answer.shape)}"
+    else:
+        result = shown(answer)
+    expected = f"{str(dtype).removeprefix('torch.')} of shape {tuple(shape)}"
+    raise TypeError(f"{type(source).__name__}: {name}: expected {expected}, got {result}")
 
 
 def looks_are_free(x: torch.Tensor) -> bool:
@@ -69,21 +82,6 @@ def at_places(values: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
     """Return `values[b, places[b]]` of each row, (B, n, V) and (B,) → (B, V)."""
     batch, count = values.shape[:2]
     return values.flatten(0, 1).index_select(0, torch.arange(batch, device=slots.device) * count + slots)
-
-
-def largest(values: torch.Tensor, k: int) -> torch.Tensor:
-    """Return the `k` largest values in descending order, (..., V) → (..., min(k, V)).
-
-    Faster than `topk` over a vocabulary: the k groups of tokens with the largest maxima contain the k largest values.
-    """
-    size = values.shape[-1]
-    groups = size // GROUP
-    if groups < 2 * k:
-        return values.topk(min(k, size), dim=-1).values
-    body = values[..., : groups * GROUP].unflatten(-1, (groups, GROUP))
-    best = body.amax(dim=-1).topk(k, dim=-1).indices
-    candidates = body.gather(-2, best[..., None].expand(*best.shape, GROUP)).flatten(-2)
-    return torch.cat([candidates, values[..., groups * GROUP :]], dim=-1).topk(k, dim=-1).values
 
 
 def passing(compare: Callable[..., torch.Tensor], values: torch.Tensor, bar: torch.Tensor) -> torch.Tensor:

@@ -18,10 +18,9 @@ from ..models.hidden_state_hook import HiddenStateHook
 from ..models.row_model import RowModel
 from ..registry import register_drafter
 from ..round import Draft, Verified
-from ..rules.base import refuse_unfit
 from ..stats.clock import Clock
 from ..stops import StopRun
-from ..tensors import keep_one_token, on_device
+from ..tensors import keep_one_token, on_device, refuse_unfit
 from .base import DraftContext, Drafter, DrafterRun, certain_draft, fit_vocabulary
 
 

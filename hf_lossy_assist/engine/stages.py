@@ -11,8 +11,8 @@ from ..artifacts.features import FeatureSpec
 from ..drafters.base import fit_vocabulary, validate_draft
 from ..round import Decisions, Draft, Selection, Verdict, Verified
 from ..rules.acceptance import draw_coins, prefix
-from ..rules.base import refuse_unfit
 from ..stats.speculation import Record, SpeculationStats
+from ..tensors import refuse_unfit
 from ..validation import shown
 from .call import Call, TokenLogprobs
 

@@ -8,9 +8,8 @@ from ..filters.sv import Exactness, SVFilter
 from ..registry import HeadKind, register_method
 from ..rules.head_rules import AllButLast, Judge
 from ..stops import DraftStop
-from ..stops.confidence import SVIP, SVIPForm
+from ..stops.confidence import SVIP, HeadStop, SpecDecPP, SVIPForm
 from ..stops.constant import Constant
-from ..stops.head_stops import HeadStop, SpecDecPP
 from ..validation import LONGEST_DRAFT, check_int
 from .policy import LossyPolicy
 

@@ -5,8 +5,8 @@ from typing import Protocol
 import torch
 
 from ..round import BONUS_PLACE, Verdict, Verified
-from ..tensors import at_places
-from .base import RuleRun, Strict, overshoots, refuse_unfit
+from ..tensors import at_places, refuse_unfit
+from .base import RuleRun, Strict, overshoots
 
 
 class RandomSource(Protocol):

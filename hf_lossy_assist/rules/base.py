@@ -14,8 +14,7 @@ import torch
 from ..artifacts.features import FeatureSpec
 from ..registry import Frozen
 from ..round import Verdict, Verified
-from ..tensors import argmax, at_places, in_parts
-from ..validation import shown
+from ..tensors import argmax, at_places, in_parts, refuse_unfit
 
 
 SCOPES = ("position", "prefix", "block")
@@ -48,17 +47,6 @@ def overshoots(verified: Verified) -> torch.Tensor:
     return verified.at_tokens(verified.q) / p
 
 
-def refuse_unfit(answer: object, shape: Sequence[int], dtype: torch.dtype, source: object, name: str) -> torch.Tensor:
-    """Return `answer`, from a user's class. Raises: `TypeError` for a wrong shape or dtype. `name`: of the method, for the error."""
-    if not isinstance(answer, torch.Tensor) or answer.shape != torch.Size(shape) or answer.dtype != dtype:
-        result = shown(answer)
-        if isinstance(answer, torch.Tensor):
-            result = f"{str(answer.dtype).removeprefix('torch.')} of shape {tuple(answer.shape)}"
-        expected = f"{str(dtype).removeprefix('torch.')} of shape {tuple(shape)}"
-        raise TypeError(f"{type(source).__name__}: {name}: expected {expected}, got {result}")
-    return answer
-
-
 def above_draft(p: torch.Tensor, verified: Verified, at: torch.Tensor) -> torch.Tensor:
     """Return (p − q)⁺ at position `at` (B,) of each row, (B, V); overwrites `p` (B, V)."""
     if verified.q is None:  # q = 1 on the drafted token: (p − q)⁺ is p without that token
@@ -72,28 +60,18 @@ class AcceptanceRule(Frozen, kind="rule"):
 
     Greedy: accept x iff x = argmax p. Sampling: a(x) = min(1, p(x)/q(x)), r = norm((p − q)⁺)
     (Leviathan et al., Algorithm 1, huggingface.co/papers/2211.17192).
-
-    Class attributes:
-        lossless: the output has exactly the target's distribution, whatever the parameters.
-        accepts_all_strict: also accept what strict acceptance would with the same coins. False: only what the rule accepts.
-        modes: the decoding modes for which the rule is defined.
-        needs_draft_probs: reads q over the whole vocabulary, in greedy decoding, too.
-        needs_coins: draws coins in greedy decoding, too.
-        trusts_stop: accepts tokens unchecked if the draft stop did not reject them.
-        nestable: may be used inside `Union` and `Limited`.
-        features: the hidden states that `judge` reads, for a rule with a head.
-        scope: what a decision depends on: one "position" (its p, q and coin), the "prefix" up to it, or the whole "block", which
-            is assumed of a subclass that overrides `accepts` or `start`; "prefix" of one that overrides `matches` or `probability`.
     """
 
-    lossless: ClassVar[bool] = False
-    accepts_all_strict: ClassVar[bool] = True
-    modes: ClassVar[tuple[str, ...]] = ("greedy", "sampling")
-    needs_draft_probs: ClassVar[bool] = False
-    needs_coins: ClassVar[bool] = False
-    trusts_stop: ClassVar[bool] = False
-    nestable: ClassVar[bool] = True
-    features: ClassVar[FeatureSpec | None] = None
+    lossless: ClassVar[bool] = False  # the output has exactly the target's distribution, whatever the parameters
+    accepts_all_strict: ClassVar[bool] = True  # also what strict acceptance would with the same coins
+    modes: ClassVar[tuple[str, ...]] = ("greedy", "sampling")  # for which the rule is defined
+    needs_draft_probs: ClassVar[bool] = False  # reads q over the whole vocabulary, in greedy decoding, too
+    needs_coins: ClassVar[bool] = False  # draws coins in greedy decoding, too
+    trusts_stop: ClassVar[bool] = False  # accepts tokens unchecked if the draft stop did not reject them
+    nestable: ClassVar[bool] = True  # may be used inside `Union` and `Limited`
+    features: ClassVar[FeatureSpec | None] = None  # the hidden states that `judge` reads, for a rule with a head
+    # What a decision depends on: one "position" (its p, q and coin), the "prefix" up to it, or the whole "block", which is assumed
+    # of a subclass that overrides `accepts` or `start`; "prefix" of one that overrides `matches` or `probability`.
     scope: ClassVar[str] = "prefix"
 
     def __init_subclass__(cls, **keywords: Any) -> None:

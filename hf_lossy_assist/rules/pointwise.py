@@ -8,8 +8,8 @@ from typing import ClassVar
 import torch
 
 from ..round import Verified
-from ..tensors import at_places
-from .base import AcceptanceRule, Strict, refuse_unfit
+from ..tensors import at_places, refuse_unfit
+from .base import AcceptanceRule, Strict
 from .distributions import Distributions, DraftedDistributions, answers
 
 

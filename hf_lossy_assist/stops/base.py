@@ -9,6 +9,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCrite
 
 from ..artifacts.features import FeatureSpec
 from ..registry import Frozen
+from ..tensors import refuse_unfit
 from ..validation import check_nesting, shown
 
 
@@ -28,21 +29,16 @@ class DraftStop(Frozen, kind="stop"):
 
     A stateless stop has a field `max_draft`, or overrides `longest`, and overrides one method: `should_stop`, called after each drafted
     token, or `limits`, which plans a round ahead (then `adaptive = False`). A stateful stop returns a `StopRun` from `start`.
-
-    Class attributes:
-        adaptive: True: called after every drafted token, with one device sync for each, or for each four (`StopRun.may_run_ahead`).
-            False: `limits` fixes the draft lengths before the round.
-        features (`FeatureSpec`): the hidden state that the stop reads, passed to the run as `features=`; None: it reads none.
-        patience: in a batch, the share of drafting rows that must have stopped before the round ends: 1 waits for every row, 0 for none.
-        joint: a row's draft may end because of other rows' drafts in the same round.
-        depth: levels of nested stops.
     """
 
+    # Called after every drafted token, with one device sync for each, or for each four (`StopRun.may_run_ahead`); else `limits` fixes
+    # the draft lengths before the round.
     adaptive: ClassVar[bool] = True
-    features: ClassVar[FeatureSpec | None] = None
-    patience = 1.0  # not annotated, so that a stop may make it a field
-    joint: ClassVar[bool] = False
-    depth: ClassVar[int] = 0
+    features: ClassVar[FeatureSpec | None] = None  # the hidden state that it reads, passed to the run as `features=`
+    # In a batch, the share of drafting rows that must have stopped before the round ends. Not annotated: a stop may make it a field.
+    patience = 1.0
+    joint: ClassVar[bool] = False  # a row's draft may end because of other rows' drafts in the same round
+    depth: ClassVar[int] = 0  # levels of nested stops
 
     @property
     def reads_confidence(self) -> bool:
@@ -131,12 +127,7 @@ class StopRun(StoppingCriteria):
         if not self.settings.adaptive:
             return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
         stops = self.settings.should_stop(input_ids, scores, rows=rows, features=features)
-        if not isinstance(stops, torch.Tensor) or stops.shape != input_ids.shape[:1] or stops.dtype != torch.bool:
-            name = type(self.settings).__name__
-            raise TypeError(
-                f"{name}.should_stop: expected a tensor of bool with one entry for each of {len(input_ids)} rows, got {shown(stops)}"
-            )
-        return stops
+        return refuse_unfit(stops, input_ids.shape[:1], torch.bool, self.settings, "should_stop")
 
     def stopped(self, stops: torch.Tensor) -> None:
         """Record, after each drafted token, which rows have stopped for any reason, (B,) bool. Must not sync."""

@@ -21,20 +21,18 @@ STALE = 256  # drafting rounds after which remembered seconds of a plain round a
 
 
 class SwitchRule(NamedTuple):
-    """Settings of a `DraftSwitch`; see `Fallback`.
-
-    `tries`: drafting rounds of one trial. `near`: rounds without drafts after which a drafting round's seconds still count, although the draft reads what
-    was written. `remembers`: calls continue where the last one ended even if it drafted.
-    """
+    """Settings of a `DraftSwitch`; the first ones as in `Fallback`."""
 
     margin: float
     first: int
     window: int
     wait: int
     trials: float
-    tries: int = 1
-    near: int = 1
-    remembers: bool = False
+    tries: int = 1  # drafting rounds of one trial
+    near: int = (
+        1  # rounds without drafts after which a drafting round's seconds still count, although the draft reads them
+    )
+    remembers: bool = False  # calls continue where the last one ended even if it drafted
 
 
 class Measurements:
@@ -70,14 +68,7 @@ class Remembered(NamedTuple):
 
 
 class DraftSwitch:
-    """Enables or disables drafting between rounds.
-
-    Each round calls `begin`, then `drafted` or `passed`. What trials lose is at most the share `rule.trials` of all other rounds' seconds; it is less the
-    longer drafting is disabled, since the wait between trials doubles up to `MOST_WAIT` rounds.
-
-    Args:
-        rows: unfinished rows. now: clock in seconds.
-    """
+    """Enables or disables drafting between rounds: each calls `begin`, then `drafted` or `passed`. `now`: clock in seconds."""
 
     def __init__(self, rule: SwitchRule, rows: int, now: Callable[[], float] = time.perf_counter):
         self.rule, self.now, self.measured = rule, now, Measurements(rule.window)
@@ -180,12 +171,11 @@ class DraftSwitch:
 
     def passed(self, plain: bool = True) -> float | None:
         """End a round of the target alone (`plain`), or one that has drafted in another way; return its seconds, None if they include a prefill."""
-        seconds = self.elapsed
+        seconds, counts = self.elapsed, not self.first_round
         if plain:
-            if not self.first_round:
+            if counts:
                 self.measured.plain_seconds.append(seconds)
             self.debt, self.since_plain = max(0.0, self.debt - self.rule.trials * seconds), 0
-        counts = not self.first_round
         self.first_round = False
         self.idle += 1
         self._switch(False)

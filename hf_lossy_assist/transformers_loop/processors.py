@@ -12,9 +12,9 @@ from ..artifacts.features import FeatureTap
 from ..batch.randomness import Randomness
 from ..round import Draft, Selection, Verified
 from ..rules import RuleRun, Strict, accept
-from ..rules.base import refuse_unfit
 from ..stats.clock import Clock
 from ..stats.speculation import Record, RowStats
+from ..tensors import refuse_unfit
 
 
 def process(processors: LogitsProcessorList, text: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:

@@ -122,8 +122,8 @@ class CompiledRounds:
             return False
         stats.num_graphs += graphs_made() - graphs_before
         stats.num_compiled_rounds += 1
-        call.clock.count("draft", gamma)
-        call.clock.count("target", 1)
+        call.clock.forwards["draft"] += gamma
+        call.clock.forwards["target"] += 1
         next_positions = state.cached + self._pads + 1  # position after each row's text
         rows.write_at(out[:, COUNTS : COUNTS + gamma], next_positions)
         rows.write_at(out[:, 1:2], next_positions + out[:, 0])

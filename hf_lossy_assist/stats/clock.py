@@ -116,10 +116,6 @@ class Clock:
             yield
             self._add(stage, time.perf_counter() - began, read)
 
-    def count(self, stage: str, forwards: int) -> None:
-        """Count forwards of `stage` that ran inside another part's time."""
-        self.forwards[stage] += forwards
-
     def add(self, other: "Clock") -> None:
         """Add the counts and seconds of another clock, which must not be used any more."""
         self.forwards.update(other.forwards)

@@ -1,6 +1,5 @@
 """Statistics of a generate call's speculation, per row and in total, with vLLM's names where vLLM reports the same."""
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
@@ -200,10 +199,6 @@ class SpeculationStats:
             out["rows"] = [self.summary(row, sources) for row in self.rows]
         return out
 
-    def to_json(self, **kwargs: bool) -> str:
-        """Return `to_dict` as text, with the same keyword arguments."""
-        return json.dumps(self.to_dict(**kwargs))
-
     @property
     def guarantee(self) -> str:
         return name_guarantee(self.lossless, self.dtype)
@@ -230,10 +225,6 @@ class SpeculationStats:
         if name in entries:
             return entries[name]
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-
-    def __getitem__(self, name: str) -> Any:
-        """Return an entry of `to_dict()`. Raises: `KeyError`."""
-        return self.to_dict()[name]
 
     def table(self) -> Table:
         """Return the statistics as a `rich.table.Table`."""

@@ -75,19 +75,13 @@ class BatchSchedule(DraftStop, name="batch_schedule", paper="vLLM, TensorRT-LLM"
     def __post_init__(self) -> None:
         pairs = self.table.items() if isinstance(self.table, Mapping) else self.table
         lines = sorted((int(rows) if isinstance(rows, str) else rows, gamma) for rows, gamma in pairs)
+        object.__setattr__(self, "table", tuple(lines))
         for rows, gamma in lines:
             check_int("BatchSchedule.table: rows", rows, 1)
             check_int(f"BatchSchedule.table: γ of {rows} rows", gamma, 0, LONGEST_DRAFT)
         sizes = [rows for rows, _ in lines]
         if sizes[:1] != [1] or len(set(sizes)) < len(sizes):
-            raise ValueError(
-                f"BatchSchedule.table: expected one line for 1 row and each number of rows once, got {sizes}"
-            )
-        if max(gamma for _, gamma in lines) == 0:
-            raise ValueError(
-                "BatchSchedule.table: every γ is 0, so nothing is ever drafted: leave out assistant_model"
-            )
-        object.__setattr__(self, "table", tuple(lines))
+            raise ValueError(f"BatchSchedule.table: expected a line for 1 row and each size once, got {sizes}")
 
     @property
     def longest(self) -> int:

@@ -158,7 +158,7 @@ class PolicyCandidateGenerator(CandidateGenerator):
         criteria = StoppingCriteriaList([] if steps is None else [steps])
         with self.clock.time("draft"):
             text, logits = inner._generate_candidates(arguments | {"stopping_criteria": criteria})
-        self.clock.count("draft", logits.shape[1] - 1)
+        self.clock.forwards["draft"] += logits.shape[1] - 1
         return text, logits
 
     def _companion_probs(self, companion: RowModel, input_ids: torch.Tensor, draft: Draft) -> torch.Tensor:

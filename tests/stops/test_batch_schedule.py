@@ -116,7 +116,6 @@ def test_schedule_of_rows_that_end_apart():
         (lambda: BatchSchedule({}), ValueError, "BatchSchedule.table"),
         (lambda: BatchSchedule({2: 5}), ValueError, "1 row"),
         (lambda: BatchSchedule([[1, 5], [1, 4]]), ValueError, "once"),
-        (lambda: BatchSchedule({1: 0}), ValueError, "every γ is 0"),
         (lambda: BatchSchedule({1.5: 5}), TypeError, "rows"),
         (lambda: as_policy({"stop": "batch_schedule"}), ValueError, "needs table"),
     ],

@@ -257,7 +257,7 @@ def test_unseen_tokens_are_counted():
     merged = hla.SpeculationStats.merge(calls)
     assert merged.num_unchecked_tokens == sum(call.num_unchecked_tokens for call in calls) > 0
     first = calls[0]
-    form = json.loads(first.to_json(rows=True))
+    form = json.loads(json.dumps(first.to_dict(rows=True)))
     assert form["num_unchecked_tokens"] == first.num_unchecked_tokens == first.total().num_unchecked_tokens
     assert [row["num_unchecked_tokens"] for row in form["rows"]] == [row.num_unchecked_tokens for row in first.rows]
     assert form["lossless"] is False and form["forwards"]["head"] == form["forwards"]["draft"]

@@ -104,7 +104,6 @@ case("typical acceptance with epsilon 2", lambda: generate(lossy_policy=hla.Typi
 case("lenience 0, which would accept everything", lambda: generate(lossy_policy=hla.Lenience(0.0)))
 case("thresholds without sampling", lambda: generate(lossy_policy=hla.Thresholds(0.1), do_sample=False))
 case("relaxed top-k in sampling", lambda: generate(lossy_policy=hla.RelaxedTopK(), do_sample=True))
-case("a union of rules for different decoding", lambda: hla.Union((hla.Thresholds(0.1), hla.RelaxedTopK())))
 case("a limit around no rule", lambda: generate(lossy_policy={"rule": "limited"}))
 case("a budget below 0", lambda: hla.Limited(hla.TopK(2), per_request=-1))
 case("a span between the same marks", lambda: hla.Limited(hla.TopK(2), inside=(3, 3)))

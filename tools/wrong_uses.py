@@ -65,7 +65,6 @@ case("SVIP(form='x')", lambda: hla.SVIP(form="x"))  # type: ignore[arg-type]
 case("SVIP(max_draft=2.5)", lambda: hla.SVIP(max_draft=2.5))  # type: ignore[arg-type]
 case("Constant(0)", lambda: hla.Constant(0))
 case("Confidence(2)", lambda: hla.Confidence(2))
-case("Heuristic(initial=9, max_draft=5)", lambda: hla.Heuristic(initial=9, max_draft=5))
 
 
 def holes(rows: int) -> dict[str, torch.Tensor]:

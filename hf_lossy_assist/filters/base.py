@@ -81,11 +81,7 @@ class CompanionFilter(VerifyFilter):
         if not isinstance(self.companion, str):
             return self.companion
         if not self._loaded:
-            try:
-                model = load_model(self.companion, dtype=target.dtype)
-            except OSError as error:
-                raise ValueError(f"the companion {error}") from None
-            self._loaded.append(model.to(target.device).eval())
+            self._loaded.append(load_model(self.companion, dtype=target.dtype).to(target.device).eval())
         return self._loaded[0]
 
     @cached_property
@@ -101,21 +97,19 @@ class CompanionFilter(VerifyFilter):
     ) -> None:
         if draft is None:
             raise ValueError("a companion is compared with a draft model: pass assistant_model=…")
-        check_companion(draft, self.companion_for(base_of(target)))
-
-
-def check_companion(draft: PreTrainedModel, companion: PreTrainedModel) -> None:
-    """Raise an error for a companion that does not fit the draft model or cannot run in batches."""
-    if not isinstance(base_of(companion), PreTrainedModel):
-        raise TypeError(f"companion: expected a Transformers model or the name of one, got {shown(companion)}")
-    reason = why_not_rows(companion)
-    if reason is not None:
-        raise ValueError(f"a companion must run in batches, and this one does not: {reason}")
-    identity = getattr(draft, "identity", None)  # set by a drafter that is not a model
-    draft_size = identity.vocab_size if isinstance(identity, ModelIdentity) else vocabulary_of(draft)
-    sizes = [draft_size, vocabulary_of(companion)]
-    if abs(sizes[0] - sizes[1]) > 0.02 * max(sizes):  # vocabulary padding differs by less
-        raise ValueError(f"the draft has {sizes[0]} token ids, the companion {sizes[1]}: both need the same tokenizer")
+        companion = self.companion_for(base_of(target))
+        if not isinstance(base_of(companion), PreTrainedModel):
+            raise TypeError(f"companion: expected a Transformers model or the name of one, got {shown(companion)}")
+        reason = why_not_rows(companion)
+        if reason is not None:
+            raise ValueError(f"a companion must run in batches, and this one does not: {reason}")
+        identity = getattr(draft, "identity", None)  # set by a drafter that is not a model
+        draft_size = identity.vocab_size if isinstance(identity, ModelIdentity) else vocabulary_of(draft)
+        sizes = [draft_size, vocabulary_of(companion)]
+        if abs(sizes[0] - sizes[1]) > 0.02 * max(sizes):  # vocabulary padding differs by less
+            raise ValueError(
+                f"the draft has {sizes[0]} token ids, the companion {sizes[1]}: both need the same tokenizer"
+            )
 
 
 class Staged(CompanionFilter, name="staged", paper="2308.04623", example={"companion": "folder or org/name"}):

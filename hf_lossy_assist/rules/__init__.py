@@ -1,7 +1,4 @@
-"""Acceptance rules: which drafted tokens to accept, and the distribution of the token after them.
-
-`base` has the interface of rules, `acceptance` the end of a round; every other file has rules of one kind, which register themselves.
-"""
+"""Acceptance rules: which drafted tokens to accept, and the distribution of the token after them."""
 
 from collections.abc import Mapping
 

@@ -80,7 +80,7 @@ class Union(
 ):
     """Accept what any of several rules accepts with the same coins; after a rejection use the first rule's correction.
 
-    a = max of the rules' a; r and the greedy correction are the first rule's (they differ only for `Ensemble` and `Cascade`).
+    a = max of the rules' a; r and the greedy correction are the first rule's.
     Lossless iff all rules are. Neutral: each of them neutral.
 
     Args:
@@ -94,9 +94,6 @@ class Union(
     def __post_init__(self) -> None:
         object.__setattr__(self, "rules", tuple(self.rules))
         super().__post_init__()
-        if not self.modes:
-            names = ", ".join(f"{type(rule).__name__} ({' and '.join(rule.modes)})" for rule in self.rules)
-            raise ValueError(f"Union.rules: no kind of decoding has all of them: {names}")
         if sum(rule.features is not None for rule in self.rules) > 1:
             raise ValueError("Union.rules: two of them have a trained head, and a round asks one head: leave one out")
 
@@ -119,9 +116,8 @@ class UnionRun(RuleRun):
         return torch.stack([accepted_by(run, verified, coins) for run in self.runs]).any(dim=0)
 
     def unchecked(self, verified: Verified, coins: torch.Tensor | None) -> torch.Tensor | None:
-        masks = [
-            run.unchecked(verified, coins) for run in self.runs
-        ]  # torch.compile cannot trace := in a comprehension
+        # torch.compile cannot trace := in a comprehension.
+        masks = [run.unchecked(verified, coins) for run in self.runs]
         unchecked = [tokens for tokens in masks if tokens is not None]
         return torch.stack(unchecked).any(dim=0) if unchecked else None
 

@@ -49,11 +49,8 @@ class Distributions:
 
     @property
     def draft_probs(self) -> torch.Tensor:
-        """`q`, for rules that read the whole vocabulary. Raises: `ValueError` if it was not recorded."""
-        if self.q is None:
-            raise ValueError(
-                "this rule reads the draft's distributions, and nobody kept them: give it needs_draft_probs = True"
-            )
+        """`q`, for rules that read the whole vocabulary."""
+        assert self.q is not None, "a rule that reads the draft's distributions has needs_draft_probs = True"
         return self.q
 
     @property

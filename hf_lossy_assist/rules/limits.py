@@ -64,10 +64,9 @@ class Limited(
 class LimitedDecision(NamedTuple):
     """The decision of a limited rule about a round's tokens, (B, γ) bool each."""
 
-    accepted: torch.Tensor  # by the rule
-    strict: torch.Tensor  # accepted by strict acceptance
+    accepts: torch.Tensor
     closed: torch.Tensor  # a limit forbids lossy acceptances at this position
-    banned: torch.Tensor  # a limit forbids lossy acceptance of this token
+    limited: torch.Tensor  # at this position, or of this token
 
 
 class LimitedRun(RuleRun):
@@ -87,15 +86,11 @@ class LimitedRun(RuleRun):
         self._decided: tuple[Verified, torch.Tensor | None, LimitedDecision] | None = None
 
     def accepts(self, verified: Verified, coins: torch.Tensor | None) -> torch.Tensor:
-        decision = self._decide(verified, coins)
-        return torch.where(decision.closed | decision.banned, decision.strict, decision.accepted)
+        return self._decide(verified, coins).accepts
 
     def unchecked(self, verified: Verified, coins: torch.Tensor | None) -> torch.Tensor | None:
         unchecked = self.inner.unchecked(verified, coins)
-        if unchecked is None:
-            return None
-        decision = self._decide(verified, coins)
-        return unchecked & ~decision.closed & ~decision.banned
+        return None if unchecked is None else unchecked & ~self._decide(verified, coins).limited
 
     def choice(self, verified: Verified, coins: torch.Tensor | None, at: torch.Tensor) -> torch.Tensor:
         closed = self._decide(verified, coins).closed.gather(1, at[:, None]).squeeze(1)
@@ -141,7 +136,8 @@ class LimitedRun(RuleRun):
             # These are accepted up to the position where the budget is exhausted; the next of them ends the draft.
             lossy = (accepted & ~strict & ~closed & ~banned).long()
             closed = closed | (self.used[rows][:, None] + lossy.cumsum(dim=1) - lossy >= rule.per_request)
-        return LimitedDecision(accepted, strict, closed, banned)
+        limited = closed | banned
+        return LimitedDecision(torch.where(limited, strict, accepted), closed, limited)
 
 
 def within(tokens: torch.Tensor, marks: tuple[int, int], before: torch.Tensor) -> torch.Tensor:

@@ -54,14 +54,10 @@ def estimate_target_alone(
     """
     if len(reads) < 2:
         return None
-    seconds, worst = prefill + reads[0].seconds, 0
-    one: dict[int, tuple[float, int]] = {}
-    for written in range(1, max(new_tokens)):
-        rows = sum(length > written for length in new_tokens)
-        if rows not in one:
-            one[rows] = _estimate_one_token(reads[1:], rows)
-        seconds, worst = seconds + one[rows][0], max(worst, one[rows][1])
-    return TargetAlone(seconds, KINDS[worst])
+    forwards = Counter(sum(length > written for length in new_tokens) for written in range(1, max(new_tokens)))
+    one = {rows: _estimate_one_token(reads[1:], rows) for rows in forwards}
+    seconds = prefill + reads[0].seconds + sum(one[rows][0] * count for rows, count in forwards.items())
+    return TargetAlone(seconds, KINDS[max((kind for _, kind in one.values()), default=0)])
 
 
 def estimate_in_flight(reads: Sequence[ForwardRecord], tokens: int, prefill: float = 0.0) -> TargetAlone | None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields
 from io import StringIO
 from typing import Any, NamedTuple
 
+from rich.console import Console
 from rich.table import Table
 
 from ..terminal import console
@@ -256,17 +257,17 @@ class SpeculationStats:
             table.add_row(name, str(value))
         return table
 
-    def _repr_html_(self) -> str:
-        """Return the table, for notebooks."""
+    def _print(self) -> Console:
         screen = console(width=100, record=True, file=StringIO())
         screen.print(self.table())
-        return str(screen.export_html(inline_styles=True, code_format="<pre>{code}</pre>"))
+        return screen
+
+    def _repr_html_(self) -> str:
+        """Return the table, for notebooks."""
+        return str(self._print().export_html(inline_styles=True, code_format="<pre>{code}</pre>"))
 
     def __str__(self) -> str:
-        screen = console(width=100, color_system=None)
-        with screen.capture() as capture:
-            screen.print(self.table())
-        return capture.get()
+        return self._print().export_text()
 
 
 def _trim(values: list[Any]) -> list[Any]:

@@ -1,10 +1,4 @@
-"""Draft stops decide when a row has drafted enough.
-
-A `DraftStop` holds the settings; `start(rows)` returns the `StopRun` of one generate call. The run is a `transformers.StoppingCriteria`,
-so that it also works inside Transformers' assisted generation (`transformers_loop.attach`).
-
-A stop changes how much is drafted, never what is accepted: under strict acceptance every stop is lossless.
-"""
+"""Draft stops decide when a row has drafted enough, never what is accepted: under strict acceptance every stop is lossless."""
 
 from collections.abc import Mapping
 

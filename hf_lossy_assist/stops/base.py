@@ -10,7 +10,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCrite
 from ..artifacts.features import FeatureSpec
 from ..registry import Frozen
 from ..tensors import refuse_unfit
-from ..validation import check_nesting, shown
 
 
 PACKAGE = __name__.partition(".")[0]
@@ -153,10 +152,3 @@ class StopRun(StoppingCriteria):
         """Call `after_token`, in the signature of a `StoppingCriteria`."""
         rows = kwargs.get("rows") or range(input_ids.shape[0])  # Transformers' loop passes no rows and has one
         return self.after_token(input_ids, scores, rows=rows, features=kwargs.get("features"))
-
-
-def check_stop(name: str, value: object) -> None:
-    """Raise `TypeError` unless `value` is a stop, `ValueError` if it is nested too deeply to wrap."""
-    if not isinstance(value, DraftStop):
-        raise TypeError(f"{name}: expected a stop such as SVIP(), got {shown(value)}")
-    check_nesting(name, value.depth + 1)

@@ -10,7 +10,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..registry.frozen import DraftLength
 from ..tensors import on_device
-from .base import DraftStop, Scores, StopRun, check_stop
+from ..validation import check_nesting, shown
+from .base import DraftStop, Scores, StopRun
 from .constant import Constant
 
 
@@ -44,7 +45,9 @@ class CompositeStop(DraftStop):
         super().__post_init__()
         name = type(self).__name__
         for inner in self.parts:
-            check_stop(name, inner)
+            if not isinstance(inner, DraftStop):
+                raise TypeError(f"{name}: expected a stop such as SVIP(), got {shown(inner)}")
+        check_nesting(name, self.depth)
         specs = [stop.features for stop in self.parts if stop.features is not None]
         # A round provides one state. Positions may differ: the state that predicts a token encodes the token before it.
         if len({(spec.model, spec.layer, spec.norm) for spec in specs}) > 1:

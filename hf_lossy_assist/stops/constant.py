@@ -32,10 +32,6 @@ class Heuristic(DraftStop, name="heuristic", paper="Transformers"):
     max_draft: DraftLength = 40
     adaptive: ClassVar[bool] = False
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_int("Heuristic.max_draft", self.max_draft, self.initial, LONGEST_DRAFT)
-
     def with_longest(self, gamma: int) -> "Heuristic":
         return Heuristic(gamma, max(gamma, self.max_draft))
 

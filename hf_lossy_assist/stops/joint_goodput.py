@@ -195,9 +195,7 @@ class JointRun(StopRun):
             return
         self.counted = self.padded or max(drafted)
         self._see([])
-        bins = np.array(self.seen).T  # (B, γ)
-        if rows != self.order:
-            bins = bins[[self.order.index(row) for row in rows]]
+        bins = np.array(self.seen).T[[self.order.index(row) for row in rows]]  # (B, γ)
         self.estimates.learn(bins, np.array(drafted), np.array(accepted))
 
 

@@ -306,7 +306,6 @@ def test_the_json_form_of_rules_inside_rules():
         (lambda: hla.as_policy({"rule": {"name": "limited"}}), "limited is a rule that needs rule"),
         (lambda: hla.as_policy({"rule": "union"}), "union is a rule that needs rules"),
         (lambda: Union((TopK(1), "strict")), "Union: expected a rule such as"),
-        (lambda: Union((hla.Thresholds(), hla.RelaxedTopK())), "no kind of decoding has all of them: Thresholds .sampling., Relaxed"),
         (lambda: Limited(TopK(1), inside=(3, 3)), "Limited.inside: expected two different token ids, got .3, 3."),
         (lambda: Limited(TopK(1), inside=(3,)), "Limited.inside: expected two different token ids"),
     ],
@@ -323,7 +322,7 @@ def test_refused_in_one_line(make, words):
     [
         (hla.RelaxedTopK(), True), (hla.TopKTolerance(2, 1.0), True),
         (hla.EntropyVerify(), False), (hla.Thresholds(), False),
-        (Limited(hla.Thresholds(), per_request=3), False), (Union((hla.RelaxedTopK(), TopK(2))), True),
+        (Limited(hla.Thresholds(), per_request=3), False), (Union((hla.RelaxedTopK(), TopK(2))), True), (Union((hla.Thresholds(), hla.RelaxedTopK())), True),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )  # fmt: skip

@@ -138,6 +138,7 @@ class AtLeast(CompositeStop, name="at_least", example={"stop": "svip"}):
 
     stop: DraftStop
     n: DraftLength = 2
+    every: ClassVar[bool] = True
 
     @property
     def parts(self) -> tuple[DraftStop, ...]:
@@ -151,13 +152,13 @@ class AtLeast(CompositeStop, name="at_least", example={"stop": "svip"}):
         return AtLeast(self.stop.with_longest(gamma), min(self.n, gamma))
 
     def start(self, rows: int) -> "AnyOfRun":
-        return AllOf(self.parts).start(rows)
+        return AnyOfRun(self, rows)
 
 
 class AnyOfRun(CompositeStopRun):
-    """The run of `AnyOf` and `AllOf`. `drafted`: tokens drafted in this round; `planned`: the limit of each part in this round, by row."""
+    """The run of `AnyOf`, `AllOf` and `AtLeast`. `drafted`: tokens drafted in this round; `planned`: the limit of each part in this round, by row."""
 
-    settings: AnyOf
+    settings: AnyOf | AtLeast
 
     def begin_round(self, rows: list[int]) -> list[int]:
         self.drafted = 0

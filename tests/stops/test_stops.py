@@ -204,7 +204,7 @@ class Plans(hla.DraftStop):
         (Plans([2, 2], None), TypeError, "Plans.longest: expected a whole number of at least 1, got None"),
         (Plans([2, 2], "x"), TypeError, "Plans.longest: expected a whole number of at least 1, got 'x'"),
         (Plans([2, 2], 2.5), TypeError, "Plans.longest: expected a whole number of at least 1, got 2.5"),
-        (Float(), TypeError, r"Float: should_stop: expected bool of shape \(2,\), got "),
+        (Float(), TypeError, "Float: should_stop: expected bool of shape (2,), got "),
         (OneAnswer(), TypeError, "Whole: after_token: expected bool of shape (2,), got bool of shape ()"),
         (
             hla.LossyPolicy(filter=OneLength()),

@@ -83,7 +83,7 @@ def check_models(facts: Mapping[str, Any], models: Mapping[str, DraftModel], wha
         if not check_weights(weights, dtype, model, role, f"{what} was made", "use the same, or make it again"):
             warnings.warn(
                 f"{what} was made in {shown(dtype, 30)} and the {role} here computes in {shown(dtype_of(model))}: whether their weights are "
-                "the same cannot be seen, and a head should be fitted in the precision it will decode in (--dtype)",
+                "the same cannot be seen, and what is fitted is for the precision here (--dtype)",
                 stacklevel=4,
             )
 

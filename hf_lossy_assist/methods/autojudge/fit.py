@@ -133,9 +133,11 @@ def read_hidden_states(
         for problem, rows in problems:
             prompt, response = mined.texts[problem]
             for row in rows[mined.position[rows].argsort()].tolist():
-                text = reader.read(prompt + response[: mined.position[row]], len(prompt))
-                if position == "token":
-                    text.copy().feed(mined.draft_token[row].view(1, 1), [1])
+                t, token = int(mined.position[row]), int(mined.draft_token[row])
+                inside = position == "token" and response[t] == token  # read with the text
+                text = reader.read(prompt + response[: t + inside], len(prompt))
+                if position == "token" and not inside:
+                    text.copy().feed(torch.tensor([[token]]), [1])
                 states[row] = tap.latest[0, -1].float().cpu()
     return torch.stack([states[row] for row in range(len(mined))])
 

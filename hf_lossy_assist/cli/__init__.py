@@ -1,4 +1,4 @@
-"""The command `hf-lossy` and the list of its commands. For how they end see `_runs`; other files that begin with an underscore are shared, too.
+"""The command `hf-lossy` and the list of its commands, which share the files that begin with an underscore.
 
 Commands refer to what loads torch by its subpackage, which imports a module on first use, so that `--help` is fast.
 """

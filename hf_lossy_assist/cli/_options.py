@@ -71,7 +71,7 @@ class ModelOptions:
         return self.model is self.assistant is self.drafter is None
 
     def check_learnable(self, drafters: bool = True) -> None:
-        """Refuse a draft that computes nothing, from which nothing can be learnt, and `drafters` on the target's states if False."""
+        """Refuse a draft that computes nothing to learn from, and if `drafters` is False those on the target's states."""
         if self.drafter is not None and not drafters:
             raise ValueError("--drafter: this command needs a draft model: leave it out, and use svip or sv with it")
         if self.assistant == SUFFIX:

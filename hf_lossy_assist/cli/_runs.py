@@ -150,11 +150,9 @@ def remove_duplicates(problems: "Sequence[tasks.base.Problem]", source: str) -> 
     Raises: `ValueError`, one line, for a problem without a right answer.
     """
     unique = list({problem.prompt: problem for problem in reversed(problems)}.values())[::-1]
-    if len(unique) < len(problems):
-        warnings.warn(
-            f"{source}: {len(problems) - len(unique)} of {len(problems)} problems are repetitions, and each problem counts once",
-            stacklevel=2,
-        )
+    if repeated := len(problems) - len(unique):
+        line = f"{source}: {repeated} of {len(problems)} problems are repetitions, and each problem counts once"
+        warnings.warn(line, stacklevel=2)
     unknown = next((i for i, problem in enumerate(unique, 1) if problem.gold is None), None)
     if unknown is not None:
         raise ValueError(

@@ -187,8 +187,8 @@ def _summarize(out: Path) -> str:
         raise ValueError(f"nothing to fit a judge to, and nothing is written: {methods.explain_nothing(facts)}")
     share = counts["important"] / counts["mismatches"]
     lines = [
-        f"{out}: {counts['mismatches']} mismatches of {facts['problems']} problems, {counts['important']} important ({share:.1%}), "
-        "with a data card"
+        f"{out}: {counts['mismatches']} mismatches of {facts['problems']} problems, "
+        f"{counts['important']} important ({share:.1%}), with a data card"
     ]
     lines += methods.explain_unsearched(facts)
     if counts["cut_by_mismatches"]:

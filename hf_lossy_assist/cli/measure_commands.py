@@ -1,4 +1,4 @@
-"""`hf-lossy compare`, `tune` and `report`: which policy is fastest for a pair of models on given prompts, and what it costs."""
+"""`hf-lossy compare`, `tune` and `report`: which policy is fastest for models on prompts, and what it costs."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -119,7 +119,7 @@ def compare_command(
 
 
 def show_metrics(screen: PlainConsole, metrics: "Sequence[ArmMetrics]", dtype: str, stage: str = "") -> None:
-    """Print the tables of one batch size. `dtype`: the precision of the target. `stage`: which problems of a search these are."""
+    """Print the tables of one batch size. `dtype`: the target's precision; `stage`: of a search."""
     size, prompts = metrics[0].batch_size, metrics[0].prompts
     screen.print(f"\nbatch size {size}, {prompts} prompts{stage}; in brackets 95 % intervals\n")
     for rows in zip(*(evaluation.metrics.format_row(arm, dtype) for arm in metrics), strict=True):
@@ -236,7 +236,7 @@ def _count_first(first: int | None, problems: int, batch_size: int) -> int:
     whole = max((problems // 5 if first is None else first) // batch_size, 1) * batch_size
     if whole + batch_size > problems:
         raise ValueError(
-            f"{problems} problems are too few for batches of {batch_size}, some to try settings (--first) and some to certify them"
+            f"{problems} problems are too few for batches of {batch_size}, some to try (--first), some to certify"
         )
     return whole
 
@@ -250,7 +250,8 @@ def _describe(result: "TuningResult", search: "Search", certificate: object, do_
     if result.results:
         return f"{use}: {lossless}, and no setting that is clearly faster is certified at {search.max_loss:.2%}"
     sampled = "; sampled texts differ by themselves, and that counts as harm: greedy ones may do" * do_sample
-    return f"{use}: {lossless}, and no lossy setting was faster without harm on the first {search.first} problems{sampled}"
+    first = f"the first {search.first} problems{sampled}"
+    return f"{use}: {lossless}, and no lossy setting was faster without harm on {first}"
 
 
 def _show_results(result: "TuningResult") -> None:

@@ -53,8 +53,8 @@ _TABLE: Sequence[tuple[str, str, str, str]] = (
 def find_published(target: str) -> list[dict[str, str]]:
     """Return the drafts in the table for a target's Hub id or folder, whose name may have more behind it, as quantised copies do.
 
-    Each has `draft`, its Hub id; `kind`: a model, or a drafter on the target's hidden states; `source`: the page that pairs them, or the draft's;
-    and `line`: how to use it. No draft was downloaded for this table: the tokenizers of a model and its draft are compared when both are loaded.
+    Each has `draft`, a Hub id; `kind`: a model, or a drafter on the target's states; `source`: the page that pairs
+    them, or the draft's; and `line`: how to use it. Tokenizers are compared when both models are loaded.
     """
     name, drafts = target.rstrip("/").rpartition("/")[2], list[dict[str, str]]()
     for pattern, draft, kind, source in _TABLE:

@@ -29,7 +29,7 @@ def policies_command(
     kind: Annotated[str | None, f"list only these: {', '.join(KINDS[:-1])} or {KINDS[-1]}"] = None,
     as_json: _options.AsJson = False,
 ) -> None:
-    """List every method, rule, stop, filter and drafter with its guarantee; of one, show its neutral setting, parameters and source, too.
+    """List every method, rule, stop, filter and drafter with its guarantee; of one, show all.
 
     Examples:
 

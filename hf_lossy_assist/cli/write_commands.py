@@ -43,8 +43,8 @@ def generate_command(
     models: _options.ModelOptions,
     policy: Annotated[
         str,
-        "method, rule or stop by name, short form such as sprinter:head=DIR,threshold=0.7 or svip+fallback, JSON, folder or Hub id; "
-        f"`{_options.TARGET}` for no draft",
+        "method, rule or stop by name, short form such as sprinter:head=DIR,threshold=0.7 or svip+fallback, JSON, "
+        f"folder or Hub id; `{_options.TARGET}` for no draft",
     ] = "strict",
     prompt: Annotated[list[str] | None, "a prompt; repeatable (default: a few demo problems)"] = None,
     prompts: _options.PromptsFile = None,

@@ -1,4 +1,4 @@
-"""Run all arms on all prompts, batch by batch in rotating order, so that disturbances of the machine affect them equally.
+"""Run all arms on all prompts, batch by batch in rotating order, so that disturbances affect them equally.
 
 Answers are files of a run's folder, from which an interrupted run resumes.
 """
@@ -123,8 +123,8 @@ def compare_arms(
     fails in its warm-up is left out.
 
     Args:
-        run: has a file for each batch; those that are there are not written again. Its processes share the other batches, and all return
-            the combined results. None: a temporary one.
+        run: has a file for each batch; those that are there are not written again. Its processes share the other
+            batches, and all return the combined results. None: a temporary one.
         problems: the prompts' problems, for the writer's task, which judges answers.
         loaded: the models, and what makes the writer and the arms of models: for workers that load them themselves.
         what: is being done, for the bar.
@@ -236,7 +236,8 @@ def finish_run(
     """Write the answers, a line each, the figures and the record to the run's `out`.
 
     Args:
-        trial: figures on other problems, on which settings were chosen. policy: the recommended one. more: stored in the record under "found".
+        trial: figures on other problems, on which settings were chosen. policy: the recommended one.
+        more: stored in the record under "found".
     """
     answers = [line for unit in _read_units(run.part) for line in unit["answers"]]
     answers.sort(key=lambda line: (line["batch_size"], line["arm"], line["prompt"]))
@@ -261,7 +262,7 @@ def format_csv(metrics: Sequence[ArmMetrics], trial: Sequence[ArmMetrics] = ()) 
 
 
 def read_run(folder: Path) -> tuple[dict[str, Any], list[ArmOutput]]:
-    """Return the record and the answers of a run. Raises: `FileNotFoundError` or `ValueError`, one line, for another folder."""
+    """Return the record and the answers of a run. Raises: `OSError` or `ValueError`, one line, for another folder."""
     record = read_object(folder / RECORD, "an object, the record of hf-lossy compare or tune")
     with open(folder / ANSWERS, "rb") as file:
         lines = [parse_json(line, where) for where, line in read_lines(file, str(folder / ANSWERS))]

@@ -99,7 +99,7 @@ FAULTS = (
     Fault("scheduler room", "generation/scheduler.py", "return math.inf if self.tokens is None else self.tokens - reserved - sum(request.longest for request in texts)", "return math.inf", "generation"),
     Fault("server tenants", "server/worker.py", "pool = self._pools.setdefault(request.tenant, SuffixMemory(POOL_TOKENS))", 'pool = self._pools.setdefault("", SuffixMemory(POOL_TOKENS))', "server"),
     Fault("server group", "server/worker.py", "tuple(sorted(request.sampling.items()))", "len(request.sampling)", "server/test_server.py"),
-    Fault("server queue", "server/worker.py", "if len(self._jobs) + len(requests) > self.most:", "if len(self._jobs) > self.most:", "server"),
+    Fault("server queue", "server/worker.py", "if len(self._jobs) + texts > self.most:", "if len(self._jobs) > self.most:", "server"),
     # Files and certificates
     Fault("files atomic", "artifacts/files.py", "made = Path(tempfile.mkdtemp(prefix=f\".{path.name}.\", dir=path.parent))", "made = path; made.mkdir(exist_ok=True)", "artifacts"),
     Fault("files depth", "artifacts/json_io.py", "except RecursionError:", "except MemoryError:", "artifacts"),

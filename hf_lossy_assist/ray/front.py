@@ -34,7 +34,7 @@ class Front:
     """An ASGI application. A request is sent to another replica if its replica ends before the first part of the answer."""
 
     def __init__(self, replicas: DeploymentHandle):
-        self.replicas, self.bodies = replicas.options(stream=True), BodyReader(Bounds().bodies)
+        self.replicas, self.bodies = replicas.options(stream=True), BodyReader(Bounds())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)

@@ -1,10 +1,10 @@
-"""A request being processed: its texts are combined into one answer or streamed as they are written."""
+"""A request being processed: its texts are combined into one answer or streamed as they are written, in the format of OpenAI's API."""
 
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+import uuid
+from collections.abc import AsyncIterator, Mapping, Sequence
 
 from starlette.requests import ClientDisconnect, Request
 
@@ -12,12 +12,11 @@ from ..artifacts.json_io import JSONObject
 from ..generation.output import Result
 from ..validation import one_line
 from .bodies import RequestError, format_event, make_error
-from .detokenize import AnswerLogprobs, AnswerText, TextChanged, TokenTexts
-from .http import wait_for_hang_up
+from .counters import Metrics, make_usage
+from .detokenize import AnswerLogprobs, AnswerText, TokenTexts
 from .requests import ClientRequest, CompletionRequest
-from .responses import CompletionResponse, Metrics, make_usage
 from .tool_calls import CallReader
-from .worker import Failure, LatestEvents, Progress
+from .worker import Failure, LatestEvents, Progress, Worker
 
 
 log = logging.getLogger("hf_lossy_assist.server")
@@ -40,50 +39,71 @@ class Choice:
         self.text = AnswerText(texts.tokenizer, request.stops, request.ids)
         wanted = "logprobs" in request.arguments
         self.logprobs = AnswerLogprobs(self.text, request.ids, texts, chat) if wanted else None
-        tools = request.tools
-        self.calls = None if tools is None else CallReader(tools.form, tools.names)
+        self.calls = None if request.tools is None else CallReader(request.tools.form, request.tools.names)
         self.begun = False  # something of it was sent
         self.result: Result | None = None
 
+    def read(self, event: Progress | Result) -> tuple[list[JSONObject], Mapping[str, object] | None]:
+        """Return what an event adds to the text as pieces of a message, and the log-probabilities of the added tokens."""
+        last = isinstance(event, Result)
+        ids = event.token_ids if isinstance(event, Result) else event.ids
+        text = self.text.more(ids, last)
+        deltas: list[JSONObject] = [{"content": text}] if text else []
+        if self.calls is not None:
+            deltas = self.calls.more(text, last)
+        return deltas, None if self.logprobs is None else self.logprobs.more(ids, event.logprobs or [], last)
+
     def find_end(self, result: Result) -> str:
-        """Return why the text ended. Call it after all of it was read for calls."""
+        """Return why the text ended. Call it after all of it was read."""
         if result.finish_reason == "length":
             return "length"
         return "tool_calls" if self.calls is not None and self.calls.calls and not self.calls.open else "stop"
 
 
-@dataclass
 class Pending:
-    """A request whose texts are being written. jobs: their numbers."""
+    """A request whose texts are being written, and the objects of its answer."""
 
-    http: Request
-    request: ClientRequest
-    choices: list[Choice]
-    response: CompletionResponse
-    metrics: Metrics
-    events: LatestEvents
-    jobs: Sequence[int]
-    began: float
-    over: bool = False  # none of its texts is being written any more
+    def __init__(
+        self, http: Request, request: ClientRequest, worker: Worker, metrics: Metrics, texts: TokenTexts, chat: bool
+    ):
+        """Queue the texts. Raises: `QueueFull`."""
+        self.request, self.worker, self.metrics, self.chat = request, worker, metrics, chat
+        self.choices = [Choice(text, texts, chat) for text in request.texts]
+        self.events, self.began = LatestEvents(), time.perf_counter()
+        self.over = False  # none of its texts is being written any more
+        kind = "chat.completion" if chat else "text_completion"
+        answer = f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}"
+        self._head = {"id": answer, "object": kind, "created": int(time.time()), "model": metrics.model}
+        self.jobs = worker.submit(request.texts, self.events.tell)
+        self._gone = asyncio.ensure_future(_wait_for_hang_up(http))
 
     async def next(self) -> tuple[int, Progress | Result]:
         """Return the next event, with the index of its text. Raises: `ClientDisconnect` or `TextFailed`."""
         came = asyncio.ensure_future(self.events.get())
-        gone = asyncio.ensure_future(wait_for_hang_up(self.http))
         try:
-            await asyncio.wait({came, gone}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({came, self._gone}, return_when=asyncio.FIRST_COMPLETED)
             if not came.done():
                 raise ClientDisconnect
             index, event = came.result()
         finally:
-            for task in (came, gone):
-                task.cancel()
+            came.cancel()
         if isinstance(event, Failure):
             raise TextFailed(event.error)
         if isinstance(event, Result):
             self.choices[index].result = event
             self.over = all(choice.result is not None for choice in self.choices)
         return index, event
+
+    def end(self, reason: str | None = None) -> None:
+        """End the texts that are still being written, and count the request, if there is a reason."""
+        self._gone.cancel()
+        if self.over:
+            return
+        self.over = True
+        for job in self.jobs:
+            self.worker.cancel(job)
+        if reason is not None:
+            self.metrics.count_end(reason)
 
     async def whole(self) -> JSONObject:
         """Return the whole answer. Raises: as `next`."""
@@ -95,19 +115,20 @@ class Pending:
         choices = list[JSONObject]()
         for index, choice in enumerate(self.choices):
             assert choice.result is not None
-            text = choice.text.more(choice.result.token_ids, last=True)
-            logprobs = None
-            if choice.logprobs is not None:
-                found = choice.result.logprobs or []
-                logprobs = choice.logprobs.more(choice.result.token_ids, found, last=True) or choice.logprobs.none()
-            if choice.calls is not None:
-                choice.calls.more(text, last=True)
+            deltas, logprobs = choice.read(choice.result)
+            if choice.logprobs is not None and logprobs is None:
+                logprobs = choice.logprobs.format([], [], [])
+            text = "".join(delta.get("content", "") for delta in deltas)
+            calls = [] if choice.calls is None else choice.calls.calls
+            message: JSONObject = {"role": "assistant", "content": text or (None if calls else ""), "refusal": None}
+            message |= {"tool_calls": calls} if calls else {}
+            content = {"message": message} if self.chat else {"text": text}
             end = self._count(choice, choice.result)
-            choices.append(self.response.choice(index, text, end, logprobs, choice.calls))
-        return self.response.whole(choices, self._usage())
+            choices.append({"index": index, **content, "logprobs": logprobs, "finish_reason": end})
+        return self._head | {"choices": choices, "usage": self._usage()}
 
     async def stream(self, index: int, event: Progress | Result) -> AsyncIterator[str]:
-        """Yield the pieces of the answer, beginning with those of `event`. Raises: `TextFailed`."""
+        """Yield the pieces of the answer, beginning with those of `event`; an error is the last of them."""
         try:
             while True:
                 for piece in self._pieces(index, event):
@@ -116,31 +137,41 @@ class Pending:
                     break
                 index, event = await self.next()
             if self.request.include_usage:
-                yield self.response.last(self._usage())
+                yield self._format([], usage=self._usage())
             yield format_event("[DONE]")
-        except TextChanged as changed:
-            yield format_event(make_error(str(changed), 500))
         except ClientDisconnect:
-            return
+            self.end("abort")
+        except RequestError as error:
+            self.end("error")
+            yield format_event(make_error(str(error), error.status))
+        except Exception:
+            self.end()
+            raise  # to the server, which counts it
 
-    def _pieces(self, place: int, event: Progress | Result) -> list[str]:
+    def _pieces(self, index: int, event: Progress | Result) -> list[str]:
         """Return what an event adds to a streamed text."""
-        choice, last = self.choices[place], isinstance(event, Result)
-        ids = event.token_ids if isinstance(event, Result) else event.ids
-        text, out, found = choice.text.more(ids, last), list[str](), None
-        deltas: list[JSONObject] = [{"content": text}] if text else []
-        if choice.calls is not None:
-            deltas = [*choice.calls.more(text, last)]
-        if choice.logprobs is not None:
-            found = choice.logprobs.more(ids, event.logprobs or [], last)
-        for delta in deltas or ([{}] if found or (last and not choice.begun) else []):
+        choice, out = self.choices[index], list[str]()
+        deltas, logprobs = choice.read(event)
+        if not deltas and (logprobs or (isinstance(event, Result) and not choice.begun)):
+            deltas = [{}]
+        for delta in deltas:
+            begin: JSONObject = {}
             if not choice.begun:
                 self.metrics.first_token.observe(time.perf_counter() - self.began)
-            out.append(self.response.piece(place, delta, found, first=not choice.begun))
+                begin = {"role": "assistant", "content": None if "tool_calls" in delta else ""}
+            out.append(self._piece(index, begin | delta, logprobs))
             choice.begun = True
         if isinstance(event, Result):
-            out.append(self.response.piece(place, {}, end=self._count(choice, event)))
+            out.append(self._piece(index, {}, end=self._count(choice, event)))
         return out
+
+    def _piece(self, index: int, delta: JSONObject, logprobs: object = None, end: str | None = None) -> str:
+        content = {"delta": delta} if self.chat else {"text": delta.get("content", "")}
+        return self._format([{"index": index, **content, "logprobs": logprobs, "finish_reason": end}])
+
+    def _format(self, choices: Sequence[JSONObject], **more: object) -> str:
+        kind = {"object": "chat.completion.chunk"} if self.chat else {}
+        return format_event({**self._head, **kind, "choices": choices, **more})
 
     def _count(self, choice: Choice, result: Result) -> str:
         """Count a finished text; return why it ended."""
@@ -148,8 +179,14 @@ class Pending:
         self.metrics.count(result, len(choice.request.ids), end, time.perf_counter() - self.began)
         return end
 
-    def _usage(self) -> dict[str, object]:
-        each = len(self.choices) // self.request.prompts
-        prompt = sum(len(choice.request.ids) for choice in self.choices[::each])
+    def _usage(self) -> JSONObject:
+        per_prompt = len(self.choices) // self.request.prompts
+        prompt = sum(len(choice.request.ids) for choice in self.choices[::per_prompt])
         results = [choice.result for choice in self.choices if choice.result is not None]
         return make_usage(results, prompt, self.request.texts[0].policy)
+
+
+async def _wait_for_hang_up(request: Request) -> None:
+    """Return once the client disconnects."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -12,7 +12,7 @@ from ..validation import MOST, one_line, shown
 
 
 ERRORS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
-MOST_CHARACTERS, LIKELY_CHARACTERS = 64, 8  # of a token, at most and on average
+MOST_CHARACTERS = 64  # of a token
 MOST_TEXTS = 128  # that one request may ask for: OpenAI's limit of `n`
 MOST_TOKENS = 1_048_576  # of a text, if the model has no limit
 # Fields of OpenAI's API that do not affect the text: the user, storage, billing, priority.
@@ -89,16 +89,11 @@ class RequestLimits:
 def read_tokens(
     name: str, text: str, tokenizer: PreTrainedTokenizerBase, limits: RequestLimits, **settings: bool
 ) -> list[int]:
-    """Return the token ids of a text. Raises: `RequestError`, one line, if it is too long: of a very long one only the beginning is read."""
-    begin: list[int] = tokenizer(text[: limits.longest * LIKELY_CHARACTERS], verbose=False, **settings)["input_ids"]
-    # A token that is cut in two has at most so many.
-    if len(begin) > limits.longest + MOST_CHARACTERS or len(text) > limits.longest * MOST_CHARACTERS:
+    """Return the token ids of a text. Raises: `RequestError`, one line, if it is too long to be read."""
+    if len(text) > limits.longest * MOST_CHARACTERS:
         raise RequestError(f"{name}: {len(text)} characters are more than {limits.longest} tokens: shorten it")
-    return (
-        begin
-        if len(text) <= limits.longest * LIKELY_CHARACTERS
-        else tokenizer(text, verbose=False, **settings)["input_ids"]
-    )
+    ids: list[int] = tokenizer(text, verbose=False, **settings)["input_ids"]
+    return ids
 
 
 class RequestObject(BaseModel, strict=True, extra="forbid"):
@@ -238,28 +233,20 @@ def read_body(kind: type[AnyBody], value: object) -> AnyBody:
     try:
         body = kind.model_validate(value)
     except ValidationError as error:
-        raise RequestError(_find_error(error)) from None
-    check_others(body.model_extra or {})
-    return body
-
-
-def check_others(fields: Mapping[str, object]) -> None:
-    """Refuse fields that are unknown, and values that are not supported. Raises: `RequestError`, one line."""
-    for name, value in fields.items():
+        if error.error_count() > MOST_ERRORS:
+            raise RequestError(f"the body has {error.error_count()} errors") from None
+        worst = max(
+            error.errors(include_url=False), key=lambda one: len(one["loc"])
+        )  # of a union's types the likeliest
+        path = one_line(".".join(map(str, worst["loc"])) or "the body")
+        raise RequestError(f"{path}: {one_line(worst['msg'])}, got {shown(worst['input'])}") from None
+    for name, extra in (body.model_extra or {}).items():
         neutral = NEUTRAL.get(name, ())
-        if name in IGNORED or (value is None and name in {*NEUTRAL, *SUPPORTED}):
+        if name in IGNORED or (extra is None and name in {*NEUTRAL, *SUPPORTED}):
             continue
-        if not any(isinstance(value, bool) == isinstance(other, bool) and value == other for other in neutral):
-            if name not in NEUTRAL:
-                raise RequestError(f"{shown(name)} is no parameter of this address: leave it out")
+        if name not in NEUTRAL:
+            raise RequestError(f"{shown(name)} is no parameter of this address: leave it out")
+        if not any(isinstance(extra, bool) == isinstance(other, bool) and extra == other for other in neutral):
             served = " or ".join(map(repr, neutral)) or "null"
-            raise RequestError(f"{name}: only {served} is served here, got {shown(value)}")
-
-
-def _find_error(error: ValidationError) -> str:
-    """Return the innermost of the errors in one line: of a union's types it is that of the likeliest."""
-    if error.error_count() > MOST_ERRORS:
-        return f"the body has {error.error_count()} errors"
-    worst = max(error.errors(include_url=False), key=lambda one: len(one["loc"]))
-    path = ".".join(map(str, worst["loc"])) or "the body"
-    return f"{one_line(path)}: {one_line(worst['msg'])}, got {shown(worst['input'])}"
+            raise RequestError(f"{name}: only {served} is served here, got {shown(extra)}")
+    return body

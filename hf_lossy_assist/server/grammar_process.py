@@ -6,12 +6,12 @@ xgrammar.
 
 import ctypes
 import json
+import multiprocessing
 import os
-import subprocess
-import sys
-import threading
 from contextlib import suppress
 from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any
 
 from ..text.json_schema import hold_characters, ran_out
 
@@ -19,22 +19,18 @@ from ..text.json_schema import hold_characters, ran_out
 START_SECONDS = 120  # until the process is ready: it imports torch
 COMPILE_SECONDS = 30  # for one grammar
 MOST_BYTES = 4 * 2**30  # of the process's memory
-MOST_COMPILED = (
-    32 * 2**20
-)  # bytes of a compiled grammar as JSON; it takes as much memory, and ten times that while it is read
+MOST_COMPILED = 32 * 2**20  # bytes of a grammar as JSON; it takes as much memory, and ten times that while it is read
 MOST_SPACES = 32  # in a row, between the parts of JSON; if allowed, some models write nothing else
-PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT", "TMPDIR")  # of the environment: no keys
 THREADS = max((os.cpu_count() or 2) // 2, 1)
-
-
-class NotCompiled(ValueError):
-    """An invalid grammar."""
+SPAWN = multiprocessing.get_context("spawn")
 
 
 class TooMuch(RuntimeError):
-    """A grammar that takes too long or too much memory, on this machine at this time."""
+    """A grammar that takes too long or too much memory, on this machine at this time. `status`: of the server's reply."""
 
-    status = 400  # of the server's reply
+    def __init__(self, message: str, status: int = 400):
+        super().__init__(message)
+        self.status = status
 
 
 class GrammarProcess:
@@ -47,95 +43,76 @@ class GrammarProcess:
 
     def __init__(self, info: str, seconds: float = COMPILE_SECONDS):
         self.info, self.seconds = info, seconds
-        self._process: subprocess.Popen[bytes] | None = None
+        self.process: Any = None
 
     def compile(self, kind: str, text: str) -> str:
-        """Return a compiled grammar as JSON. `kind`: "schema" or "tags", xgrammar's structural tag. Raises: `NotCompiled` or `TooMuch`, one line."""
-        reply = self._exchange(self._process or self._start(), [kind, text], self.seconds)
+        """Return a compiled grammar as JSON. `kind`: "schema" or "tags", xgrammar's structural tag. Raises: `ValueError` or `TooMuch`, one line."""
+        if self.process is None:
+            self._start()
+        reply = self._exchange([kind, text], self.seconds)
         limit = f"it takes more than {self.seconds:g} seconds or too much memory to compile"
         if reply is None or "limit" in reply:
             self.close()  # which gives its memory back
             raise TooMuch(f"{reply['limit'] if reply else limit}: ask for less")
         if "error" in reply:
-            raise NotCompiled(reply["error"])
+            raise ValueError(reply["error"])
         return reply["grammar"]
 
     def close(self) -> None:
         """Kill the process, if there is one; callable from any thread, even while another one compiles."""
-        process, self._process = self._process, None
-        if process is not None:
+        process, self.process = self.process, None
+        if process is not None and process.pid is not None:
             process.kill()
-            process.wait()
-            for pipe in (process.stdin, process.stdout):
-                with suppress(OSError, ValueError):  # data that was not sent
-                    assert pipe is not None
-                    pipe.close()
+            process.join()
 
-    def _start(self) -> "subprocess.Popen[bytes]":
-        # Not `-m`, which would search the working directory for modules first.
-        code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; serve()"
-        self._process = process = subprocess.Popen(
-            [sys.executable, "-c", code],
-            env={name: os.environ[name] for name in PASSED_ON if name in os.environ},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        )
-        if self._exchange(process, self.info, START_SECONDS) is None:
+    def _start(self) -> None:
+        self._pipe, remote = SPAWN.Pipe()
+        self.process = SPAWN.Process(target=serve, args=(remote, self.info), daemon=True)
+        with suppress(OSError):
+            self.process.start()
+        remote.close()
+        if self._exchange(None, START_SECONDS) is None:
             self.close()
-            error = TooMuch("the process that compiles grammars did not begin: ask again")
-            error.status = 503
-            raise error
-        return process
+            raise TooMuch("the process that compiles grammars did not begin: ask again", 503)
 
-    @staticmethod
-    def _exchange(process: "subprocess.Popen[bytes]", sent: object, seconds: float) -> dict[str, str] | None:
-        """Send a line of JSON and return the reply; None if the process has ended, or was killed because it did not reply in time."""
-        assert process.stdin is not None and process.stdout is not None
-        clock = threading.Timer(seconds, process.kill)
-        clock.start()
-        try:
-            process.stdin.write(json.dumps(sent).encode() + b"\n")
-            process.stdin.flush()
-            line = process.stdout.readline()
-        except (OSError, ValueError):  # it has ended, or its pipes were closed
-            return None
-        finally:
-            clock.cancel()
-        reply: dict[str, str] | None = json.loads(line) if line.endswith(b"\n") else None
-        return reply
+    def _exchange(self, sent: object, seconds: float) -> dict[str, str] | None:
+        """Send a value as JSON, unless it is None; return the reply, or None if there is none in time."""
+        with suppress(OSError, EOFError):  # the process has ended
+            if sent is not None:
+                self._pipe.send_bytes(json.dumps(sent).encode())
+            if self._pipe.poll(seconds):
+                reply: dict[str, str] = json.loads(self._pipe.recv_bytes())
+                return reply
+        return None
 
 
-def serve() -> None:
-    """Compile what arrives, one line each, until the input ends. The main function of the process."""
+def serve(pipe: Connection, info: str) -> None:
+    """Compile what arrives until the server ends. The main function of the process."""
     import xgrammar
 
-    replies = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # keeps the output of libraries out of the replies
-    info = xgrammar.TokenizerInfo.deserialize_json(json.loads(sys.stdin.buffer.readline()))
-    compiler = xgrammar.GrammarCompiler(info, max_threads=THREADS, cache_enabled=False)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    compiler = xgrammar.GrammarCompiler(
+        xgrammar.TokenizerInfo.deserialize_json(info), max_threads=THREADS, cache_enabled=False
+    )
     schemas = partial(xgrammar.Grammar.from_json_schema, max_whitespace_cnt=MOST_SPACES)
     makers = {"schema": schemas, "tags": xgrammar.Grammar.from_structural_tag}
-    replies.write(b"{}\n")
-    replies.flush()
-    for line in sys.stdin.buffer:
+    reply: dict[str, str] = {}
+    while True:
+        pipe.send_bytes(json.dumps(reply).encode())
+        compiled, reply = "", {}
+        give_back_memory()
+        kind, text = json.loads(pipe.recv_bytes())
         _limit()
-        kind, text = json.loads(line)
         try:
             compiled = compiler.compile_grammar(hold_characters(makers[kind](text))).serialize_json()
-            reply = {"grammar": compiled} if len(compiled) <= MOST_COMPILED else {"limit": _name_size(len(compiled))}
+            reply = {"grammar": compiled}
+            if len(compiled) > MOST_COMPILED:
+                most = f"{len(compiled) >> 20} MB, and {MOST_COMPILED >> 20} are the most"
+                reply = {"limit": f"compiled it has {most} (optional properties multiply each other)"}
         except Exception as error:  # xgrammar's error classes, too
             reply = {"error": " ".join(str(error).split())[:1000]}
             if ran_out(error):
                 reply = {"limit": f"it takes more than {MOST_BYTES >> 30} GB of memory to compile"}
-        replies.write(json.dumps(reply).encode() + b"\n")
-        replies.flush()
-        compiled, reply = "", {}
-        give_back_memory()
-
-
-def _name_size(size: int) -> str:
-    return f"compiled it has {size >> 20} MB, and {MOST_COMPILED >> 20} are the most (optional properties multiply each other)"
 
 
 def give_back_memory() -> None:

@@ -4,7 +4,6 @@ import inspect
 import json
 import re
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 
 from transformers import PreTrainedTokenizerBase
 
@@ -14,10 +13,7 @@ from .bodies import ChatBody, Message, RequestError, RequestLimits, TextPart, re
 
 
 Turn = JSONObject  # role and content; and if given a name, tool calls, or the call that a tool message answers
-MOST_VARIABLES = 2**16  # characters of a chat template's variables
-MOST_RENDERED = 2**24  # of these, if the template writes them with each message
-NONE: Mapping[str, object] = MappingProxyType({})
-
+MOST_VARIABLES = 2**20  # characters of a chat template's variables, if the template writes them with each message
 ROLES = {"tool_calls": "assistant", "tool_call_id": "tool"}  # of messages that may have this field
 # Arguments of `apply_chat_template`, which are no variables of a template.
 RESERVED = {"messages", *inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters}
@@ -30,8 +26,15 @@ def read_messages(
     if getattr(tokenizer, "chat_template", None) is None:
         raise RequestError("messages: this model's tokenizer has no chat template: use /v1/completions")
     turns = [make_turn(message) for message in body.messages]
-    arguments = _read_variables(body, tokenizer, len(turns))
-    text = render_chat(turns, tokenizer, read_end(body), arguments, tools)
+    variables = body.chat_template_kwargs if isinstance(body.chat_template_kwargs, dict) else {}
+    for name in variables:
+        if name in RESERVED or not re.search(rf"\b{re.escape(name)}\b", _find_template(tokenizer)):
+            raise RequestError(f"chat_template_kwargs: {shown(name)} is no variable of this model's chat template")
+    if (count := len(json.dumps(variables)) * len(turns)) > MOST_VARIABLES:
+        raise RequestError(
+            f"chat_template_kwargs: {count} characters in {len(turns)} messages are more than {MOST_VARIABLES}: shorten them"
+        )
+    text = render_chat(turns, tokenizer, variables | read_end(body), tools)
     ids = read_tokens("messages", text, tokenizer, limits, add_special_tokens=False)
     if not ids:
         raise RequestError("messages: the chat template makes nothing of them, and there is nothing to continue")
@@ -46,21 +49,6 @@ def read_end(body: ChatBody) -> dict[str, bool]:
     if goes_on is None:
         goes_on = begins is None and body.messages[-1].role == "assistant"
     return {"continue_final_message": goes_on, "add_generation_prompt": not goes_on if begins is None else begins}
-
-
-def _read_variables(body: ChatBody, tokenizer: PreTrainedTokenizerBase, turns: int) -> JSONObject:
-    """Return the variables of the chat template, which may write them in each of so many `turns`."""
-    variables = body.chat_template_kwargs if isinstance(body.chat_template_kwargs, dict) else {}
-    for name in variables:
-        if name in RESERVED or not re.search(rf"\b{re.escape(name)}\b", _find_template(tokenizer)):
-            raise RequestError(f"chat_template_kwargs: {shown(name)} is no variable of this model's chat template")
-    count = len(json.dumps(variables))
-    if count > MOST_VARIABLES or count * turns > MOST_RENDERED:
-        raise RequestError(
-            f"chat_template_kwargs: {count} characters in {turns} messages are more than {MOST_VARIABLES}, or than "
-            f"{MOST_RENDERED} over all messages: shorten them"
-        )
-    return variables
 
 
 def make_turn(message: Message) -> Turn:
@@ -85,62 +73,46 @@ def join_text(content: str | Sequence[TextPart]) -> str:
 def render_chat(
     turns: list[Turn],
     tokenizer: PreTrainedTokenizerBase,
-    end: Mapping[str, bool],
-    arguments: Mapping[str, object] = NONE,
+    arguments: Mapping[str, object],
     tools: list[JSONObject] | None = None,
 ) -> str:
-    """Render a conversation up to its answer; `end`, `arguments`, `tools`: arguments of `apply_chat_template`.
+    """Render a conversation up to its answer; `arguments`, `tools`: those of `apply_chat_template`.
 
     A developer's turn is passed as the system's if the chat template does not know that role.
 
     Raises: `RequestError`, one line, if the template refuses the turns or omits one.
     """
-    known, given = _replace_developer(turns, tokenizer, tools), {**arguments, **end}
-    text = _apply_template(known, tokenizer, given | {"tools": tools})
-    # A template may omit roles that it does not know, so each text is marked, and its mark must appear in the result.
-    marks = [f" turn{place}end" for place in range(len(turns))]
-    marked = [_mark_turn(turn, mark) for turn, mark in zip(known, marks, strict=True)]
-    tool_marks = [f"tool{place}end" for place in range(len(tools or []))]
-    marked_tools = None if tools is None else [_mark(tool, mark) for tool, mark in zip(tools, tool_marks, strict=True)]
-    rendered = _apply_template(marked, tokenizer, given | {"tools": marked_tools})
-    if any(mark not in rendered for mark in tool_marks):
-        raise RequestError("tools: the chat template does not show them all to the model")
+    passed, has_developer = turns, any(turn["role"] == "developer" for turn in turns)
+    if has_developer and not re.search(r"""["']developer["']""", _find_template(tokenizer, tools)):
+        passed = [turn | {"role": "system"} if turn["role"] == "developer" else turn for turn in turns]
+    text = _apply_template(passed, tokenizer, arguments, tools)
+    # A template may omit what it does not know, so each text and each function is marked, and the marks must appear in the result.
+    marked = [_mark_turn(turn, f"turn{n}end") for n, turn in enumerate(passed)]
+    marked_tools = None if tools is None else [_mark(tool, f"tool{n}end") for n, tool in enumerate(tools)]
+    rendered = _apply_template(marked, tokenizer, arguments, marked_tools)
     # All marks are searched at once: a client must not hold the server up with many messages.
-    shown_turns, shown_calls = (
-        set(re.findall(r"turn\d+end", rendered)),
-        set(re.findall(r"call\d+turn\d+end", rendered)),
-    )
-    for turn, mark in zip(turns, marks, strict=True):
-        if turn["content"].strip() and mark.strip() not in shown_turns:
+    marks = set(re.findall(r"(?:tool|turn|call\d+turn)\d+end", rendered))
+    if any(f"tool{n}end" not in marks for n in range(len(tools or ()))):
+        raise RequestError("tools: the chat template does not show them all to the model")
+    for n, turn in enumerate(turns):
+        if turn["content"].strip() and f"turn{n}end" not in marks:
             raise RequestError(
                 f"messages: the chat template leaves out a message of role {shown(turn['role'])}: give its text to another role"
             )
-        if any(f"call{k}{mark.strip()}" not in shown_calls for k in range(len(turn.get("tool_calls", [])))):
+        if any(f"call{k}turn{n}end" not in marks for k in range(len(turn.get("tool_calls", ())))):
             raise RequestError("messages: the chat template leaves out a call of a tool: give its text to a message")
     return text
 
 
 def _mark_turn(turn: Turn, mark: str) -> Turn:
     """Return a turn with marks in its text and its calls."""
-    marked = turn | {"content": turn["content"] + mark}
-    if "tool_calls" in turn:
-        marked["tool_calls"] = [_mark(call, f"call{k}{mark.strip()}") for k, call in enumerate(turn["tool_calls"])]
-    return marked
+    calls = [_mark(call, f"call{k}{mark}") for k, call in enumerate(turn.get("tool_calls", ()))]
+    return turn | {"content": f"{turn['content']} {mark}"} | ({"tool_calls": calls} if calls else {})
 
 
 def _mark(tool: JSONObject, mark: str) -> JSONObject:
     """Return a tool, or a tool call, with a mark in the function's name."""
     return tool | {"function": tool["function"] | {"name": tool["function"]["name"] + mark}}
-
-
-def _replace_developer(
-    turns: list[Turn], tokenizer: PreTrainedTokenizerBase, tools: list[JSONObject] | None
-) -> list[Turn]:
-    if not any(turn["role"] == "developer" for turn in turns):
-        return turns
-    if re.search(r"""["']developer["']""", _find_template(tokenizer, tools)):
-        return turns
-    return [turn | {"role": "system"} if turn["role"] == "developer" else turn for turn in turns]
 
 
 def _find_template(tokenizer: PreTrainedTokenizerBase, tools: list[JSONObject] | None = None) -> str:
@@ -150,9 +122,14 @@ def _find_template(tokenizer: PreTrainedTokenizerBase, tools: list[JSONObject] |
         raise RequestError(f"messages: {one_line(str(error), 200)}") from None
 
 
-def _apply_template(turns: list[Turn], tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, object]) -> str:
+def _apply_template(
+    turns: list[Turn],
+    tokenizer: PreTrainedTokenizerBase,
+    arguments: Mapping[str, object],
+    tools: list[JSONObject] | None,
+) -> str:
     try:
-        text: str = tokenizer.apply_chat_template(turns, tokenize=False, **arguments)
+        text: str = tokenizer.apply_chat_template(turns, tokenize=False, tools=tools, **arguments)
     except Exception as error:  # templates raise errors of any type
         raise RequestError(f"messages: the chat template refuses them: {one_line(str(error), 200)}") from None
     return text

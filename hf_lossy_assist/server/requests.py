@@ -1,6 +1,6 @@
 """Read a client's request: its body, and the texts to write that it asks for."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,10 +15,9 @@ from .bodies import (
     Body,
     ChatBody,
     CompletionBody,
-    Function,
-    Prediction,
     RequestError,
     RequestLimits,
+    Tool,
     read_body,
     read_tokens,
 )
@@ -71,6 +70,11 @@ class CompletionRequest:
     prediction: list[int] = field(default_factory=list)
     tenant: str = ""
 
+    @property
+    def repeatable(self) -> bool:
+        """Whether this is a sampled text that its seed repeats, whatever other requests run."""
+        return bool(self.sampling.get("do_sample")) and "seed" in self.arguments
+
 
 @dataclass(frozen=True)
 class ClientRequest:
@@ -78,14 +82,12 @@ class ClientRequest:
 
     Args:
         texts: those of the first prompt, then those of the next. prompts: how many prompts they continue.
-        include_usage: end a streamed answer with token counts. alternatives: number of tokens whose log-probabilities are returned at each
-            position, in addition to the text's token; None: no log-probabilities. source: the grammar that all texts must match.
+        include_usage: end a streamed answer with token counts. source: the grammar that all texts must match.
     """
 
     texts: list[CompletionRequest]
     prompts: int
     include_usage: bool
-    alternatives: int | None
     source: GrammarSource | None = None
 
     @property
@@ -101,7 +103,7 @@ def read_request(
     if body.model not in (None, model):
         raise RequestError(f"model: this server has {model!r}, got {shown(body.model)}", 404)
     source = _read_format(body)
-    tools = read_tools(body, tokenizer, source)
+    tools = _read_tools(body, tokenizer, source)
     if isinstance(body, ChatBody):
         prompts = [read_messages(body, tokenizer, limits, None if tools is None else tools.shown)]
     else:
@@ -112,16 +114,18 @@ def read_request(
     policy = next(iter(limits.policies)) if body.lossy_policy is None else body.lossy_policy
     if policy not in limits.policies:
         raise RequestError(f"lossy_policy: expected one of {', '.join(limits.policies)}, got {shown(policy)}")
-    sampling, stops = _read_sampling(body), StopTexts(tokenizer, _read_stops(body))
-    prediction = _read_prediction(body.prediction, tokenizer, limits)
-    shared = CompletionRequest([], policy, sampling, {}, stops, bool(body.stream), tools=tools, prediction=prediction)
+    stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    if (count := sum(map(len, stops))) > MOST_IN_STOPS:
+        raise RequestError(f"stop: {count} characters in all, and {MOST_IN_STOPS} are the most: shorten some of them")
+    prediction = _read_prediction(body, tokenizer, limits)
+    sampling, stop_texts = _read_sampling(body), StopTexts(tokenizer, stops)
+    shared = CompletionRequest([], policy, sampling, {}, stop_texts, bool(body.stream), None, tools, prediction)
     texts = [
         replace(shared, ids=ids, arguments=arguments)
         for ids in prompts
         for arguments in _read_arguments(body, len(prompts), len(ids), limits)
     ]
-    usage = (body.stream_options or {}).get("include_usage")
-    return ClientRequest(texts, len(prompts), bool(usage), _count_alternatives(body), source)
+    return ClientRequest(texts, len(prompts), bool((body.stream_options or {}).get("include_usage")), source)
 
 
 def _read_arguments(
@@ -133,7 +137,15 @@ def _read_arguments(
         raise RequestError(f"best_of: only n, which is {count}, is served here, got {body.best_of}")
     if count * prompts > limits.most_texts:
         raise RequestError(f"n: {count} texts of {prompts} prompts are more than {limits.most_texts}: ask for fewer")
-    arguments = {"max_new_tokens": _count_new_tokens(body, length, limits)}
+    wanted = {most for most in (body.max_completion_tokens, body.max_tokens) if most is not None}
+    if len(wanted) > 1:
+        raise RequestError("max_tokens and max_completion_tokens are one thing, and differ: leave one out")
+    room = limits.longest - length
+    if room < 1:
+        raise RequestError(
+            f"the prompt has {length} tokens, and with its text it may have {limits.longest}: shorten it"
+        )
+    arguments = {"max_new_tokens": min([limits.most_new_tokens, room, *wanted])}
     alternatives = _count_alternatives(body)
     if alternatives is not None:
         arguments["logprobs"] = alternatives
@@ -142,9 +154,8 @@ def _read_arguments(
             raise RequestError(
                 f"logprobs: {logprobs} probabilities are more than {MOST_LOGPROBS}: ask for fewer, or for a smaller max_tokens"
             )
-    seed = None if body.seed == -1 else body.seed
     for index in range(count):
-        yield arguments if seed is None else arguments | {"seed": _derive_seed(seed, index)}
+        yield arguments if body.seed in (None, -1) else arguments | {"seed": _derive_seed(body.seed, index)}
 
 
 def _derive_seed(seed: int, index: int) -> int:
@@ -152,15 +163,13 @@ def _derive_seed(seed: int, index: int) -> int:
     return seed if index == 0 else int(np.random.SeedSequence([seed, index]).generate_state(1, np.uint64)[0]) >> 1
 
 
-def _read_format(body: Body) -> GrammarSource | None:
-    """Return the grammar for `response_format`; None for plain text."""
-    name, wanted = "response_format", body.response_format
-    if wanted is None or wanted.type == "text":
-        return None
-    if (wanted.type == "json_schema") != (wanted.json_schema is not None):
-        raise RequestError(f"{name}: json_schema is for type json_schema, and needed there")
-    source: dict[str, object] = {"type": "object"} if wanted.json_schema is None else wanted.json_schema.source
-    return GrammarSource(name, "schema", read_json_schema(f"{name}: schema", source))
+def _count_alternatives(body: ChatBody | CompletionBody) -> int | None:
+    """Return how many tokens are returned at each position with their log-probabilities; None: none, not even the text's."""
+    if isinstance(body, CompletionBody):
+        return None if body.logprobs is False else body.logprobs
+    if body.top_logprobs and not body.logprobs:
+        raise RequestError("top_logprobs: needs logprobs: true beside it")
+    return (body.top_logprobs or 0) if body.logprobs else None
 
 
 def _read_prompts(body: CompletionBody, tokenizer: PreTrainedTokenizerBase, limits: RequestLimits) -> list[list[int]]:
@@ -176,38 +185,14 @@ def _read_prompts(body: CompletionBody, tokenizer: PreTrainedTokenizerBase, limi
     return out
 
 
-def _count_alternatives(body: ChatBody | CompletionBody) -> int | None:
-    """Return how many tokens are returned at each position with their log-probabilities; None: none, not even the text's."""
-    if isinstance(body, CompletionBody):
-        return None if body.logprobs is False else body.logprobs
-    if body.top_logprobs and not body.logprobs:
-        raise RequestError("top_logprobs: needs logprobs: true beside it")
-    return (body.top_logprobs or 0) if body.logprobs else None
-
-
-def _read_prediction(
-    prediction: Prediction | None, tokenizer: PreTrainedTokenizerBase, limits: RequestLimits
-) -> list[int]:
+def _read_prediction(body: Body, tokenizer: PreTrainedTokenizerBase, limits: RequestLimits) -> list[int]:
     """Return the first token ids of a prediction, a hint about speed, which does not affect texts."""
-    if prediction is None:
+    if body.prediction is None:
         return []
     most = 2 * limits.most_new_tokens
-    text = join_text(prediction.content)[: most * MOST_CHARACTERS]
+    text = join_text(body.prediction.content)[: most * MOST_CHARACTERS]
     ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
     return ids[:most]
-
-
-def _count_new_tokens(body: Body, prompt: int, limits: RequestLimits) -> int:
-    """Return the most new tokens: the requested number, as far as there is room. prompt: its number of tokens."""
-    wanted = {most for most in (body.max_completion_tokens, body.max_tokens) if most is not None}
-    if len(wanted) > 1:
-        raise RequestError("max_tokens and max_completion_tokens are one thing, and differ: leave one out")
-    room = limits.longest - prompt
-    if room < 1:
-        raise RequestError(
-            f"the prompt has {prompt} tokens, and with its text it may have {limits.longest}: shorten it"
-        )
-    return min([limits.most_new_tokens, room, *wanted])
 
 
 def _read_sampling(body: Body) -> dict[str, Any]:
@@ -223,81 +208,61 @@ def _read_sampling(body: Body) -> dict[str, Any]:
     return {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": max(body.top_k or 0, 0)}
 
 
-def _read_stops(body: Body) -> list[str]:
-    stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
-    if (count := sum(map(len, stops))) > MOST_IN_STOPS:
-        raise RequestError(f"stop: {count} characters in all, and {MOST_IN_STOPS} are the most: shorten some of them")
-    return stops
+def _read_format(body: Body) -> GrammarSource | None:
+    """Return the grammar for `response_format`; None for plain text."""
+    name, form = "response_format", body.response_format
+    if form is None or form.type == "text":
+        return None
+    if (form.type == "json_schema") != (form.json_schema is not None):
+        raise RequestError(f"{name}: json_schema is for type json_schema, and needed there")
+    schema: dict[str, object] = {"type": "object"} if form.json_schema is None else form.json_schema.source
+    return GrammarSource(name, "schema", _read_schema(f"{name}: schema", schema))
 
 
-def read_tools(body: Body, tokenizer: PreTrainedTokenizerBase, answer: GrammarSource | None) -> Tools | None:
+def _read_tools(body: Body, tokenizer: PreTrainedTokenizerBase, answer: GrammarSource | None) -> Tools | None:
     """Return a request's tools; None if it has none, or none may be called, in which case the model is not shown them.
 
     answer: the schema of a text without calls. Raises: `RequestError`, one line.
     """
-    functions = [tool.function for tool in body.tools or ()]
-    schemas = {function.name: _read_parameters(function) for function in functions}
+    functions, schemas = [tool.function for tool in body.tools or ()], dict[str, dict[str, object]]()
+    for function in functions:
+        field_name = f"tools: {function.name}: parameters"
+        schema = NO_ARGUMENTS if function.parameters is None else function.parameters
+        if schema.get("type", "object") != "object":
+            raise RequestError(f'{field_name}: expected a JSON schema of type "object", got {shown(schema)}')
+        _read_schema(field_name, schema)
+        schemas[function.name] = schema
     if len(schemas) < len(functions):
         raise RequestError("tools: two functions have one name: rename one")
-    choice, name = _read_choice(body, schemas)
+    choice, callable_names = body.tool_choice or "auto", tuple(schemas)
+    if isinstance(choice, Tool):
+        if choice.function.name not in schemas:
+            raise RequestError(f"tool_choice: {shown(choice.function.name)} is none of the tools")
+        callable_names = (choice.function.name,)
+    elif choice == "required" and not functions:
+        raise RequestError("tool_choice: required needs tools")
     if not functions or choice == "none":
         return None
     if not isinstance(body, ChatBody):
         raise RequestError("tools are only supported by /v1/chat/completions")
     if body.logprobs:
         raise RequestError("logprobs: not supported with tools: leave one out")
-    callable_now = schemas if name is None else {name: schemas[name]}
-    shown_tools = [_show(function) for function in functions]
-    form = _find_form(tokenizer, shown_tools)
-    several = body.parallel_tool_calls is not False and name is None
-    tags = make_format(form, callable_now, choice == "auto", several, None if answer is None else answer.text)
+    entries = [{"name": f.name, "description": f.description or "", "parameters": schemas[f.name]} for f in functions]
+    tools: list[JSONObject] = [{"type": "function", "function": entry} for entry in entries]
+    try:
+        form = find_form(tokenizer, str(tokenizer.get_chat_template(tools=tools)))
+    except Exception as error:  # templates raise errors of any type
+        reason = one_line(error, 200)
+        raise RequestError(f"tools: this model's chat template has none that can be read here: {reason}") from None
+    several = body.parallel_tool_calls is not False and not isinstance(choice, Tool)
+    arguments = {name: {"type": "object"} | schemas[name] for name in callable_names}
+    tags = make_format(form, arguments, choice == "auto", several, None if answer is None else answer.text)
     if len(tags) > MOST_SCHEMA:
         raise RequestError(f"tools: their schemas have {len(tags)} characters, and {MOST_SCHEMA} are the most")
-    return Tools(shown_tools, form, tuple(callable_now), GrammarSource("tools", "tags", tags))
+    return Tools(tools, form, callable_names, GrammarSource("tools", "tags", tags))
 
 
-def _show(function: Function) -> JSONObject:
-    """Return a function in the form shown to the model."""
-    parameters = _find_parameters(function)
-    shown_function = {"name": function.name, "description": function.description or "", "parameters": parameters}
-    return {"type": "function", "function": shown_function}
-
-
-def _find_parameters(function: Function) -> dict[str, object]:
-    return NO_ARGUMENTS if function.parameters is None else function.parameters
-
-
-def _read_parameters(function: Function) -> dict[str, object]:
-    """Return the schema of a function's arguments, which form an object."""
-    name, schema = f"tools: {function.name}: parameters", _find_parameters(function)
-    if schema.get("type", "object") != "object":
-        raise RequestError(f'{name}: expected a JSON schema of type "object", got {shown(schema)}')
-    read_json_schema(name, schema)
-    return {"type": "object"} | schema
-
-
-def _read_choice(body: Body, names: Collection[str]) -> tuple[str, str | None]:
-    """Return none, auto or required, and the name of the function that must be called, if there is one."""
-    choice = body.tool_choice
-    if choice is None or isinstance(choice, str):
-        if choice == "required" and not names:
-            raise RequestError("tool_choice: required needs tools")
-        return choice or "auto", None
-    if choice.function.name not in names:
-        raise RequestError(f"tool_choice: {shown(choice.function.name)} is none of the tools")
-    return "required", choice.function.name
-
-
-def _find_form(tokenizer: PreTrainedTokenizerBase, tools: list[JSONObject]) -> CallForm:
-    try:
-        return find_form(tokenizer, str(tokenizer.get_chat_template(tools=tools)))
-    except ValueError as error:
-        raise RequestError(
-            f"tools: this model's chat template has none that can be read here: {one_line(error, 200)}"
-        ) from None
-
-
-def read_json_schema(name: str, schema: dict[str, object]) -> str:
+def _read_schema(name: str, schema: dict[str, object]) -> str:
     """Return the text of a JSON schema. Raises: `RequestError`, one line, for a schema that texts cannot be constrained to."""
     try:
         return read_schema(schema, MOST_SCHEMA)

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from ..drafters.base import Drafter
-from ..generation.output import Result
 from ..models.introspection import end_tokens
 from ..policy.parse import as_policy, split_policies
 from ..policy.policy import LossyPolicy
 from ..validation import shown
-from .answers import Choice, Pending, TextFailed
-from .bodies import RequestError, RequestLimits, find_longest, format_event, make_error
+from .answers import Pending, TextFailed
+from .bodies import RequestError, RequestLimits, find_longest
+from .counters import Metrics
 from .detokenize import TokenTexts
 from .grammars import Grammars
 from .http import (
@@ -40,12 +41,10 @@ from .http import (
     refuse_path,
 )
 from .requests import read_request
-from .responses import CompletionResponse, Metrics
 from .settings import ServerSettings
-from .worker import LatestEvents, Progress, QueueFull, Worker
+from .worker import Worker
 
 
-FULL = "too many requests are waiting: try again later"
 GONE = 499  # nginx's status for a client that disconnected; nobody receives it
 
 
@@ -57,14 +56,10 @@ class Server:
         bounds: limits on their use of resources.
     """
 
-    def __init__(
-        self, worker: Worker, model: str, limits: RequestLimits, key: str | None = None, bounds: Bounds | None = None
-    ):
-        self.worker, self.model, self.key = worker, model, key
+    def __init__(self, worker: Worker, model: str, limits: RequestLimits, key: str | None, bounds: Bounds):
+        self.worker, self.model, self.key, self.bounds = worker, model, key, bounds
         self.limits = replace(limits, most_texts=min(limits.most_texts, worker.most))
-        self.bounds = bounds or Bounds()
-        self.bodies, self.long_bodies = BodyReader(self.bounds.bodies), asyncio.Semaphore(1)
-        self.tokenizer = worker.tokenizer
+        self.bodies, self.long_bodies = BodyReader(bounds), asyncio.Semaphore(1)
         self.metrics = Metrics(lambda: worker.load, model)
         self.grammars = Grammars(worker.tokenizer, end_tokens(worker.target.generation_config))
         self.token_texts = TokenTexts(worker.tokenizer)
@@ -81,8 +76,8 @@ class Server:
             await asyncio.to_thread(self.worker.stop, CLOSING_SECONDS)
 
         routes = [
-            Route("/v1/completions", self.completions, methods=["POST"]),
-            Route("/v1/chat/completions", self.chat, methods=["POST"]),
+            Route("/v1/completions", partial(self.respond, chat=False), methods=["POST"]),
+            Route("/v1/chat/completions", partial(self.respond, chat=True), methods=["POST"]),
             Route("/v1/models", self.models),
             Route("/v1/models/{name:path}", self.models),
             Route("/metrics", self.show_metrics),
@@ -97,14 +92,6 @@ class Server:
     def give_up(self) -> None:
         """End the texts being written, and tell their clients."""
         self.worker.give_up(RequestError("the server ended before the text did: ask again", 503))
-
-    async def completions(self, request: Request) -> Response:
-        """Continue a prompt."""
-        return await self._respond(request, chat=False)
-
-    async def chat(self, request: Request) -> Response:
-        """Continue a conversation."""
-        return await self._respond(request, chat=True)
 
     async def models(self, request: Request) -> Response:
         """Return the one model, in a list or by name, with the policies that requests may name."""
@@ -128,63 +115,39 @@ class Server:
         if self.key is not None and not presents_key(request, self.key):
             raise RequestError("the API key is wrong, or missing", 401)
 
-    # -- one request --------------------------------------------------------------------------------------------------
-
-    async def _respond(self, http: Request, chat: bool) -> Response:
+    async def respond(self, http: Request, chat: bool) -> Response:
+        """Continue a prompt or a conversation."""
         pending: Pending | None = None
         try:
             pending = await self._submit(http, chat)
-            if not pending.request.stream:
-                return JSONResponse(await pending.whole())
-            first = await pending.next()
-            return EventStream(self._stream(pending, *first), lambda: self._end(pending, "abort"))
-        except ClientDisconnect:
-            self._end(pending, "abort")
-            return Response(status_code=GONE)
-        except Exception:
-            self._end(pending)
+            if pending.request.stream:
+                return EventStream(pending.stream(*await pending.next()), lambda: pending.end("abort"))
+            response = JSONResponse(await pending.whole())
+            pending.end()
+            return response
+        except BaseException as error:
+            if pending is not None:
+                refused = isinstance(error, Exception) and not isinstance(error, ClientDisconnect)
+                pending.end(None if refused else "abort")
+            if isinstance(error, ClientDisconnect):
+                return Response(status_code=GONE)
             raise  # to `_refuse`
-        except BaseException:
-            self._end(pending, "abort")
-            raise
 
     async def _submit(self, http: Request, chat: bool) -> Pending:
         self._check_key(http)
         body = await self.bodies.read(http)
-        self._refuse_if_full(1)
+        self.worker.check_room(1)
         # Long bodies are read one after the other, so that short ones find a thread.
-        async with (
-            self.long_bodies if int(http.headers.get("content-length", MOST_BYTES)) > FREE_BYTES else nullcontext()
-        ):
-            request = await asyncio.to_thread(read_request, body, self.tokenizer, self.model, self.limits, chat)
-        self._refuse_if_full(len(request.texts))  # before its grammar is compiled
+        is_long = int(http.headers.get("content-length", MOST_BYTES)) > FREE_BYTES
+        async with self.long_bodies if is_long else nullcontext():
+            request = await asyncio.to_thread(read_request, body, self.worker.tokenizer, self.model, self.limits, chat)
+        self.worker.check_room(len(request.texts))  # before its grammar is compiled
         grammar = None if request.source is None else await self.grammars.get(request.source)
         if not self.worker.is_alive():
             raise RequestError("the engine has ended: see the server's log", 503)
         tenant = hashlib.sha256(http.headers.get("authorization", "").encode()).hexdigest()
         texts = [replace(text, grammar=grammar, tenant=tenant) for text in request.texts]
-        request, choices = replace(request, texts=texts), [Choice(text, self.token_texts, chat) for text in texts]
-        response, events, began = CompletionResponse(self.model, chat), LatestEvents(), time.perf_counter()
-        try:
-            jobs = self.worker.submit(texts, events.tell)
-        except QueueFull:
-            raise RequestError(FULL, 429) from None
-        return Pending(http, request, choices, response, self.metrics, events, jobs, began)
-
-    def _refuse_if_full(self, texts: int) -> None:
-        if not self.worker.has_room(texts):
-            raise RequestError(FULL, 429)
-
-    async def _stream(self, pending: Pending, index: int, event: Progress | Result) -> AsyncIterator[str]:
-        try:
-            async for piece in pending.stream(index, event):
-                yield piece
-        except TextFailed as failed:
-            self._end(pending, "error")
-            yield format_event(make_error(str(failed), failed.status))
-        except Exception:
-            self._end(pending)
-            raise  # to `_refuse`
+        return Pending(http, replace(request, texts=texts), self.worker, self.metrics, self.token_texts, chat)
 
     async def _refuse(self, request: Request, error: Exception) -> Response:
         """Count an error and return its response; Starlette raises one of the server itself again for the log."""
@@ -193,16 +156,6 @@ class Server:
         if isinstance(error, RequestError):
             return refuse(str(error), error.status)
         return refuse(f"the server failed ({type(error).__name__}): see its log", 500)
-
-    def _end(self, pending: Pending | None, reason: str | None = None) -> None:
-        """End a request of which texts are still being written, and count it, if there is a reason."""
-        if pending is None or pending.over:
-            return
-        pending.over = True
-        for job in pending.jobs:
-            self.worker.cancel(job)
-        if reason is not None:
-            self.metrics.count_end(reason)
 
 
 def make_server(

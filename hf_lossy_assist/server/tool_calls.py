@@ -4,22 +4,18 @@ import json
 import os
 import re
 import uuid
-import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
 
 from transformers import PreTrainedTokenizerBase
 
 from ..artifacts.json_io import JSONObject
 from ..text.detokenizer import special_in
-from ..validation import one_line
-from .detokenize import count_begun
 from .grammar_process import MOST_SPACES
 
 
-_forms: "weakref.WeakKeyDictionary[PreTrainedTokenizerBase, tuple[object, Any]]" = weakref.WeakKeyDictionary()
-
+DECODER = json.JSONDecoder(strict=False, parse_int=str)  # int() refuses thousands of digits
 JSON: dict[str, object] = {"type": "json_schema", "max_whitespace_cnt": MOST_SPACES}
 FIRST, SECOND, OTHER = "first_7x", "second_7x", "other_7x"  # names that occur in no template
 CALL = r'(?P<head>\{{\s*"name":\s*"){name}(?P<middle>",\s*"(?:arguments|parameters)":\s*)\{{"k_7x":\s*"v_7x"\}}(?P<tail>\s*\}})'
@@ -27,48 +23,28 @@ CALL = r'(?P<head>\{{\s*"name":\s*"){name}(?P<middle>",\s*"(?:arguments|paramete
 
 @dataclass(frozen=True)
 class CallForm:
-    """The form of calls in a text: each consists of `opening`, the arguments (a JSON object) and `closing`, with `separator` between two.
+    """The form of calls in a text: each consists of an opening, the arguments (a JSON object) and `closing`, with `separator` between two.
 
     Args:
-        begin: unique text before the JSON of a call. head, middle, tail: parts of that JSON around the name and the arguments. end: text after it.
+        mark: text by which a call is recognised. before, after: text of an opening around the function's name.
     """
 
-    begin: str
-    head: str
-    middle: str
-    tail: str
-    end: str
+    mark: str
+    before: str
+    after: str
+    closing: str
     separator: str
 
-    @property
-    def mark(self) -> str:
-        """The text by which a call is recognised."""
-        return self.begin.rstrip()
-
-    @property
-    def closing(self) -> str:
-        return self.tail + self.end
-
     def opening(self, name: str) -> str:
-        return f"{self.begin}{self.head}{name}{self.middle}"
+        return f"{self.before}{name}{self.after}"
 
 
+@lru_cache(8)
 def find_form(tokenizer: PreTrainedTokenizerBase, template: str) -> CallForm:
-    """Return the form in which `template`, the tokenizer's with tools, writes calls. Raises: `ValueError`, one line, if the form is unknown."""
-    known, form = _forms.get(tokenizer, (None, None))
-    if known != template:
-        try:
-            form = _derive_form(tokenizer)
-        except Exception as error:  # templates raise errors of any type
-            form = one_line(error, 200)
-        _forms[tokenizer] = template, form
-    if not isinstance(form, CallForm):
-        raise ValueError(form)
-    return form
+    """Return the form in which `template`, the tokenizer's with tools, writes calls, by rendering two with it.
 
-
-def _derive_form(tokenizer: PreTrainedTokenizerBase) -> CallForm:
-    """Derive the form by rendering two calls with the template."""
+    Raises: `ValueError`, one line, if the form is unknown; any error of a template.
+    """
     calls = [
         {"type": "function", "id": f"call00{n}x7", "function": {"name": name, "arguments": {"k_7x": "v_7x"}}}
         for n, name in enumerate((FIRST, SECOND))
@@ -80,15 +56,16 @@ def _derive_form(tokenizer: PreTrainedTokenizerBase) -> CallForm:
     first, second = (re.search(CALL.format(name=name), text) for name in (FIRST, SECOND))
     if OTHER not in text or first is None or second is None:
         raise ValueError('it does not write calls as {"name": …, "arguments": …}')
-    before, between, behind = text[: first.start()], text[first.end() : second.start()], text[second.end() :]
+    before, between, after = text[: first.start()], text[first.end() : second.start()], text[second.end() :]
     begin = os.path.commonprefix([before[::-1], between[::-1]])[::-1].lstrip()
     rest = between[: len(between) - len(begin)]
     end = rest.rstrip()
-    if not begin or not end or not behind.startswith(end):
+    if not begin or not end or not after.startswith(end):
         raise ValueError("no text marks where a call begins and ends")
     if special := special_in(tokenizer, [begin, end]):
         raise ValueError(f"it marks calls by a special token, {next(iter(special.values()))}")
-    return CallForm(begin, first["head"], first["middle"], first["tail"], end, rest[len(end) :])
+    before, closing = begin + first["head"], first["tail"] + end
+    return CallForm(begin.rstrip(), before, first["middle"], closing, rest[len(end) :])
 
 
 class CallReader:
@@ -103,8 +80,7 @@ class CallReader:
         self.content = ""
         self.calls = list[JSONObject]()  # in OpenAI's format
         self.open = False  # the last call, or a possible beginning of one, is incomplete
-        self._text = ""  # not parsed yet
-        self._arguments: ObjectEnd | None = None  # of the call being parsed
+        self._text = ""
 
     def more(self, text: str, last: bool = False) -> list[dict[str, object]]:
         """Parse more of the text; return what that adds to a message: pieces of `content` and of `tool_calls`. `last`: no more will come.
@@ -112,77 +88,48 @@ class CallReader:
         A call that is cut keeps the arguments up to there; without its complete name it is left out.
         """
         self._text += text
-        out = list[dict[str, object]]()
-        while (piece := self._read_call(last) if self._arguments else self._read_text(last)) is not None:
-            out += [piece] if piece else []
-        if last:
-            self.open, self._text = bool(self._text) or self._arguments is not None, ""
+        content, calls, self.open = self._parse(self._text, last)
+        new, self.content = content[len(self.content) :], content
+        out: list[dict[str, object]] = [{"content": new}] if new else []
+        for index, (name, arguments) in enumerate(calls):
+            if index == len(self.calls):
+                call = {"id": f"call_{uuid.uuid4().hex}", "type": "function"}
+                self.calls.append(call | {"function": {"name": name, "arguments": ""}})
+                begin = {"index": index, **call, "function": {"name": name, "arguments": ""}}
+                out.append({"tool_calls": [begin]})
+            function = self.calls[index]["function"]
+            if added := arguments[len(function["arguments"]) :]:
+                function["arguments"] = arguments
+                out.append({"tool_calls": [{"index": index, "function": {"arguments": added}}]})
         return out
 
-    def _read_text(self, last: bool) -> dict[str, object] | None:
-        """Return the text before a call, or the beginning of a call; None if more text is needed."""
-        place = self._text.find(self.form.mark)
-        if place < 0:
-            held = self._text if last else self._text[: len(self._text) - count_begun(self._text, self.form.mark)]
-            shown = held if last and not self.calls else held.rstrip()
-            self._text = "" if last else self._text[len(shown) :]
-            return self._show(shown)
-        if shown := self._text[:place].rstrip():
-            self._text = self._text[place:]
-            return self._show(shown)
-        self._text = self._text[place:]
-        opening = next((each for each in self.openings if self._text.startswith(each)), None)
-        if opening is None:
-            return None
-        self._text, self._arguments = self._text[len(opening) :], ObjectEnd()
-        call = {"id": f"call_{uuid.uuid4().hex}", "type": "function"}
-        function = {"name": self.openings[opening], "arguments": ""}
-        self.calls.append(call | {"function": function})
-        return {"tool_calls": [{"index": len(self.calls) - 1, **call, "function": dict(function)}]}
-
-    def _show(self, text: str) -> dict[str, object] | None:
-        self.content += text
-        return {"content": text} if text else None
-
-    def _read_call(self, last: bool) -> dict[str, object] | None:
-        """Return more of a call's arguments, or an empty dict at the end of the call; None if more text is needed."""
-        assert self._arguments is not None
-        if not self._arguments.over:
-            count = self._arguments.count(self._text)
-            found, self._text = self._text[:count], self._text[count:]
-            self.calls[-1]["function"]["arguments"] += found
-            return (
-                {"tool_calls": [{"index": len(self.calls) - 1, "function": {"arguments": found}}]} if found else None
-            )
-        if not self._text.startswith(self.form.closing):
-            return None
-        self._text, self._arguments = self._text[len(self.form.closing) :], None
-        return {}
+    def _parse(self, text: str, last: bool) -> tuple[str, list[tuple[str, str]], bool]:
+        """Return the text around the calls, each call's name and arguments, and whether a call is incomplete."""
+        content, calls = "", list[tuple[str, str]]()
+        while self.form.mark in text:
+            before, mark, rest = text.partition(self.form.mark)
+            content, text = content + before.rstrip(), mark + rest
+            opening = next((opening for opening in self.openings if text.startswith(opening)), None)
+            if opening is None:
+                return content, calls, True
+            text = text[len(opening) :]
+            end = _find_object_end(text)
+            calls.append((self.openings[opening], text[:end]))
+            if end is None or not text.startswith(self.form.closing, end):
+                return content, calls, True
+            text = text[end + len(self.form.closing) :]
+        if not last:  # what may be the beginning of the mark is not shown yet
+            begun = (n for n in range(len(self.form.mark), 0, -1) if text.endswith(self.form.mark[:n]))
+            text = text[: len(text) - next(begun, 0)]
+        return content + (text if last and not calls else text.rstrip()), calls, False
 
 
-class ObjectEnd:
-    """Finds the end of a JSON object while its text arrives."""
-
-    def __init__(self) -> None:
-        self.over = False
-        self._depth, self._quoted, self._escaped = 0, False, False
-
-    def count(self, text: str) -> int:
-        """Return how many characters of `text`, which continues the previous text, belong to the object."""
-        for place, letter in enumerate(text):
-            if self._quoted:
-                self._quoted = self._escaped or letter != '"'
-                self._escaped = letter == "\\" and not self._escaped
-            elif letter == '"':
-                self._quoted = True
-            elif letter in "{[":
-                self._depth += 1
-            elif letter in "}]":
-                self._depth -= 1
-                if self._depth == 0:
-                    self.over = True
-                    return place + 1
-        return len(text)
+def _find_object_end(text: str) -> int | None:
+    """Return where the JSON object at the beginning of a text ends; None if it is incomplete."""
+    try:
+        return DECODER.raw_decode(text, len(text) - len(text.lstrip()))[1]
+    except (ValueError, RecursionError):
+        return None
 
 
 def make_format(
@@ -195,20 +142,15 @@ def make_format(
         answer: the JSON schema of a text without calls, if it must match one.
     """
     tags = [
-        {
-            "type": "tag",
-            "begin": form.opening(name),
-            "content": JSON | {"json_schema": schema},
-            "end": form.closing,
-        }
+        {"type": "tag", "begin": form.opening(name), "content": JSON | {"json_schema": schema}, "end": form.closing}
         for name, schema in schemas.items()
     ]
     more: dict[str, object] = {"tags": tags, "stop_after_first": not several}
-    found: dict[str, object]
+    calls: dict[str, object]
     if text and answer is None:
-        found = {"type": "triggered_tags", "triggers": [form.mark], **more}
+        calls = {"type": "triggered_tags", "triggers": [form.mark], **more}
     else:
-        found = {"type": "tags_with_separator", "separator": form.separator, "at_least_one": True, **more}
+        calls = {"type": "tags_with_separator", "separator": form.separator, "at_least_one": True, **more}
     if text and answer is not None:
-        found = {"type": "or", "elements": [JSON | {"json_schema": json.loads(answer)}, found]}
-    return json.dumps({"type": "structural_tag", "format": found})
+        calls = {"type": "or", "elements": [JSON | {"json_schema": json.loads(answer)}, calls]}
+    return json.dumps({"type": "structural_tag", "format": calls})

@@ -31,20 +31,7 @@ from .requests import CompletionRequest
 
 
 MOST_TENANTS = 8  # whose finished texts are held, of about 32 MB each
-
-
-def _is_repeatable(request: CompletionRequest) -> bool:
-    """Return whether a request is for a sampled text that its seed repeats, whatever other requests run."""
-    return bool(request.sampling.get("do_sample")) and "seed" in request.arguments
-
-
-def _is_of_a_model(error: BaseException | None) -> bool:
-    """Return whether a model raised an error, or one that led to it; otherwise `generate` refused its arguments."""
-    while error is not None:
-        if any(frame.f_code is torch.nn.Module._call_impl.__code__ for frame, _ in walk_tb(error.__traceback__)):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
+NOT_WRITABLE = "response_format or tools: the schema asks for what the tokenizer of this model cannot write"
 
 
 @dataclass(frozen=True)
@@ -75,37 +62,32 @@ class LatestEvents:
         self._loop, self._came = asyncio.get_running_loop(), asyncio.Event()
         self._events: dict[int, Event] = {}  # by the text's index in the request
 
-    def tell(self, place: int, event: Event) -> None:
+    def tell(self, index: int, event: Event) -> None:
         """Replace the text's last event; callable from any thread."""
         with suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._put, place, event)
+            self._loop.call_soon_threadsafe(self._put, index, event)
 
-    def _put(self, place: int, event: Event) -> None:
-        self._events[place] = event
+    def _put(self, index: int, event: Event) -> None:
+        self._events[index] = event
         self._came.set()
 
     async def get(self) -> tuple[int, Event]:
         """Return the index and the event of the text that has waited longest."""
-        await self._came.wait()
-        place = next(iter(self._events))
-        event = self._events.pop(place)
-        if not self._events:
+        while not self._events:
             self._came.clear()
-        return place, event
+            await self._came.wait()
+        index = next(iter(self._events))
+        return index, self._events.pop(index)
 
 
 @dataclass
 class Job:
     """A request and the receiver of its events. `tell` is called in the worker's thread, and must not block."""
 
-    number: int
+    id: int
     request: CompletionRequest
     tell: Callable[[Event], None]
     prepared: TextRequest | None = None  # once its group is known
-
-
-class QueueFull(Exception):
-    """The limit on requests is reached."""
 
 
 class Worker(threading.Thread):
@@ -119,7 +101,7 @@ class Worker(threading.Thread):
         waiting: int,
         drafter: Drafter | None = None,
     ):
-        """`models`: target, draft (a model or a drafter) and tokenizer. `waiting`: how many requests may wait for a place.
+        """`models`: target, draft (a model or a drafter) and tokenizer. `waiting`: how many texts may wait beside the rows.
 
         `drafter`: what drafts in place of the draft alone; if it searches texts, it searches the finished ones of a request's tenant, too.
         """
@@ -128,49 +110,45 @@ class Worker(threading.Thread):
         self.draft, self.drafter = split_assistant_and_drafter(models[1], drafter)
         self._pools: OrderedDict[str, SuffixMemory] = OrderedDict()  # finished texts by tenant
         self.policies, self.rows, self.most = policies, rows, rows + waiting
-        self._inbox: queue.SimpleQueue[Job | int | None] = queue.SimpleQueue()  # a number cancels its job
+        self._inbox: queue.SimpleQueue[Job | int | None] = queue.SimpleQueue()  # an id cancels its job
         self._jobs: dict[int, Job] = {}  # unfinished ones; the event loop adds, this thread removes
         self._lock = threading.Lock()
         self._waiting: deque[Job] = deque()
         self._groups: dict[Any, Scheduler] = {}
         self._prefixes = PrefixCache()  # of all groups
-        self._numbers = 0
+        self._last_id = 0
         self.error: BaseException | None = None
 
     # -- what others call ---------------------------------------------------------------------------------------------
 
+    def check_room(self, texts: int) -> None:
+        """Refuse so many more texts if there is no room for them to wait. Raises: `RequestError`, one line."""
+        if len(self._jobs) + texts > self.most:
+            raise RequestError("too many requests are waiting: try again later", 429)
+
     def submit(self, requests: Sequence[CompletionRequest], tell: Callable[[int, Event], None]) -> list[int]:
-        """Queue texts, all or none; return the numbers of their jobs. `tell` is also called with the index of the text. Raises: `QueueFull`."""
+        """Queue texts, all or none; return the ids of their jobs. `tell` is also called with the index of the text. Raises: as `check_room`."""
         with self._lock:
-            if len(self._jobs) + len(requests) > self.most:
-                raise QueueFull
-            first = self._numbers + 1
-            self._numbers += len(requests)
-            jobs = [Job(first + place, each, partial(tell, place)) for place, each in enumerate(requests)]
-            self._jobs |= {job.number: job for job in jobs}
+            self.check_room(len(requests))
+            first = self._last_id + 1
+            self._last_id += len(requests)
+            jobs = [Job(first + n, request, partial(tell, n)) for n, request in enumerate(requests)]
+            self._jobs |= {job.id: job for job in jobs}
         for job in jobs:
             self._inbox.put(job)
-        return [job.number for job in jobs]
+        return [job.id for job in jobs]
 
-    def cancel(self, number: int) -> None:
+    def cancel(self, job_id: int) -> None:
         """Cancel a job, if it is not finished."""
-        self._inbox.put(number)
+        self._inbox.put(job_id)
 
     def check_settings(self) -> None:
-        """Write a token with each policy. Raises: `ValueError` or `TypeError`, one line, if every request would fail."""
-        prompt = self.tokenizer("a")["input_ids"] or [0]
+        """Write a token with each policy, so that a server whose every request would fail does not start. Errors: those of the models."""
         settings: dict[str, Any] = {"tokenizer": self.tokenizer, "max_new_tokens": 1, "seed": 0}
         settings |= {"assistant_model": self.draft, "drafter": self.drafter}
         for policy in self.policies.values():
-            try:
-                next(generate_many(self.target, [prompt], lossy_policy=policy, **settings))
-            except (ValueError, TypeError):
-                raise
-            except Exception as error:
-                reason = f"{type(error).__name__}: {one_line(str(error), 200)}"
-                raise ValueError(
-                    f"the model writes no token with its generation config ({reason}): set what is wrong there with --set"
-                ) from None
+            prompt = self.tokenizer("a")["input_ids"] or [0]
+            next(generate_many(self.target, [prompt], lossy_policy=policy, **settings))
 
     def give_up(self, error: Exception) -> None:
         """Fail all jobs."""
@@ -181,17 +159,11 @@ class Worker(threading.Thread):
         self._inbox.put(None)
         self.join(seconds)
 
-    def has_room(self, texts: int) -> bool:
-        """Return whether so many more texts can be queued."""
-        with self._lock:
-            return len(self._jobs) + texts <= self.most
-
     @property
     def load(self) -> tuple[int, int]:
-        """Return how many texts are being written, and how many requests wait."""
-        with self._lock:
-            jobs = len(self._jobs)
-        return self._going, max(jobs - self._going, 0)
+        """Return how many texts are being written, and how many wait."""
+        going = self._going
+        return going, max(len(self._jobs) - going, 0)
 
     @property
     def _going(self) -> int:
@@ -216,18 +188,18 @@ class Worker(threading.Thread):
         """Process the inbox; return False if no more will come."""
         while True:
             try:
-                came = self._inbox.get(block=wait)
+                item = self._inbox.get(block=wait)
             except queue.Empty:
                 return True
             wait = False
-            if came is None:
+            if item is None:
                 return False
-            if isinstance(came, Job):
-                self._waiting.append(came)
-            elif self._pop(came) is not None:
-                self._waiting = deque(job for job in self._waiting if job.number != came)
+            if isinstance(item, Job):
+                self._waiting.append(item)
+            elif self._pop(item) is not None:
+                self._waiting = deque(job for job in self._waiting if job.id != item)
                 for group in self._groups.values():
-                    group.cancel(came)
+                    group.cancel(item)
 
     def _admit(self) -> None:
         """Admit waiting jobs in order; if a group has no room, those of other groups."""
@@ -235,39 +207,29 @@ class Worker(threading.Thread):
         for job in list(self._waiting):
             if self._going >= self.rows:
                 return
-            request, makers = job.request, self._make_makers(job.request)
             try:
-                group = self._get_group(request)
+                group = self._get_group(job.request)
                 if group in full:
                     continue
-                if job.prepared is None:
-                    job.prepared = group.preparation.request(
-                        job.number,
-                        request.ids,
-                        memories=self._find_memories(request),
-                        tenant=request.tenant,
-                        **request.arguments,
-                        **makers,
-                    )
+                job.prepared = job.prepared or self._prepare(job, group.preparation)
                 if not group.admit(job.prepared):
                     full.append(group)
                     continue
             except (ValueError, TypeError) as error:
-                refused = error if _is_of_a_model(error) else RequestError(one_line(error, 400))
-                self._fail([job.number], refused)
+                self._fail([job.id], error if _is_of_a_model(error) else RequestError(one_line(error, 400)))
             except Exception as error:
-                self._fail([job.number], error)
+                self._fail([job.id], error)
             self._waiting.remove(job)
 
-    def _make_makers(self, request: CompletionRequest) -> dict[str, Any]:
-        """Return the factories of a text's stopping criteria and logits processors."""
-        stops, grammar = request.stops, request.grammar
-        out: dict[str, Any] = {}
+    def _prepare(self, job: Job, preparation: Preparation) -> TextRequest:
+        request, stops, grammar = job.request, job.request.stops, job.request.grammar
+        settings: dict[str, Any] = dict(request.arguments)
         if stops.texts:
-            out["stopping_criteria"] = lambda ids: [EndAtStops(self.tokenizer, stops, ids)]
+            settings["stopping_criteria"] = lambda ids: [EndAtStops(self.tokenizer, stops, ids)]
         if grammar is not None:  # a text that is stuck ends, since an error in a round would fail all its texts
-            out["logits_processor"] = lambda _: [StructuredOutput([grammar], ends_stuck=True)]
-        return out
+            settings["logits_processor"] = lambda _: [StructuredOutput([grammar], ends_stuck=True)]
+        memories = self._find_memories(request)
+        return preparation.request(job.id, request.ids, memories=memories, tenant=request.tenant, **settings)
 
     def _find_memories(self, request: CompletionRequest) -> list[SuffixMemory]:
         """Return the texts from which a text may be drafted: its prediction, and the finished texts of its tenant.
@@ -277,7 +239,7 @@ class Worker(threading.Thread):
         if not isinstance(getattr(self.drafter, "first", self.drafter), SuffixDrafter):
             return []
         hints: list[SuffixMemory] = [Hints([request.prediction])] if request.prediction else []
-        if _is_repeatable(request) or not self.policies[request.policy].lossless:
+        if request.repeatable or not self.policies[request.policy].lossless:
             return hints
         pool = self._pools.setdefault(request.tenant, SuffixMemory(POOL_TOKENS))
         self._pools.move_to_end(request.tenant)
@@ -285,20 +247,9 @@ class Worker(threading.Thread):
             self._pools.popitem(last=False)
         return [*hints, pool]
 
-    def _check_whole(self, request: CompletionRequest, result: Result) -> Event:
-        """Return the result, or a failure if the text ended because the tokenizer cannot write what its grammar requires."""
-        ids = result.token_ids
-        if request.grammar is None or not ids or ids[-1] not in request.grammar.tokenizer_info.stop_token_ids:
-            return result
-        if MatchedRow(request.grammar).is_whole(ids):
-            return result
-        return Failure(
-            RequestError("response_format or tools: the schema asks for what the tokenizer of this model cannot write")
-        )
-
     def _get_group(self, request: CompletionRequest) -> Scheduler:
         drafter = self.drafter
-        if isinstance(drafter, AutoDrafter) and _is_repeatable(request):
+        if isinstance(drafter, AutoDrafter) and request.repeatable:
             drafter = drafter.without_choice(self.draft is not None)
         key = request.policy, drafter is self.drafter, tuple(sorted(request.sampling.items()))
         if key in self._groups and not self._groups[key].going:
@@ -315,32 +266,49 @@ class Worker(threading.Thread):
     def _step(self, key: Any) -> None:
         """Run one round of a group."""
         group = self._groups[key]
-        numbers = group.numbers()
+        ids = group.numbers()
         try:
             group.disturbed |= sum(other.going > 0 for other in self._groups.values()) > 1
             results, written = group.step(), list(group.written())
         except Exception as error:
             del self._groups[key]
-            self._fail(numbers, error)
+            self._fail(ids, error)
             return
         for result in results:
-            job = self._pop(result.index)
-            if job is not None:
-                job.tell(self._check_whole(job.request, result))
-        for number, ids, logprobs in written:
-            job = self._jobs.get(number)
+            if (job := self._pop(result.index)) is not None:
+                stuck = _is_stuck(job.request, result)
+                job.tell(Failure(RequestError(NOT_WRITABLE)) if stuck else result)
+        for job_id, tokens, logprobs in written:
+            job = self._jobs.get(job_id)
             if job is not None and job.request.stream:
-                job.tell(Progress(ids, logprobs))
+                job.tell(Progress(tokens, logprobs))
 
-    def _fail(self, numbers: list[int], error: Exception) -> None:
+    def _fail(self, job_ids: list[int], error: Exception) -> None:
         """Tell clients of the error; end the thread if its device is lost, since nothing can be written any more."""
-        for number in numbers:
-            job = self._pop(number)
+        for job_id in job_ids:
+            job = self._pop(job_id)
             if job is not None:
                 job.tell(Failure(error))
         if self.error is None and isinstance(error, getattr(torch, "AcceleratorError", ())):
             raise error
 
-    def _pop(self, number: int) -> Job | None:
+    def _pop(self, job_id: int) -> Job | None:
         with self._lock:
-            return self._jobs.pop(number, None)
+            return self._jobs.pop(job_id, None)
+
+
+def _is_of_a_model(error: BaseException | None) -> bool:
+    """Return whether a model raised an error, or one that led to it; otherwise `generate` refused its arguments."""
+    while error is not None:
+        if any(frame.f_code is torch.nn.Module._call_impl.__code__ for frame, _ in walk_tb(error.__traceback__)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _is_stuck(request: CompletionRequest, result: Result) -> bool:
+    """Return whether a text ended because the tokenizer cannot write what its grammar requires."""
+    grammar, ids = request.grammar, result.token_ids
+    if grammar is None or not ids or ids[-1] not in grammar.tokenizer_info.stop_token_ids:
+        return False
+    return not MatchedRow(grammar).is_whole(ids)

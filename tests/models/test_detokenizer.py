@@ -34,7 +34,7 @@ def continuations(tokenizer):
 
 
 def streamed(tokenizer, prompt, new, stops, rng):
-    text, count, out = AnswerText(tokenizer, stops, prompt), 0, []
+    text, count, out = AnswerText(tokenizer, StopTexts(tokenizer, stops), prompt), 0, []
     while count < len(new) and not text.stopped:
         count = min(count + rng.randint(1, 5), len(new))
         out.append(text.more(new[:count], last=count == len(new)))
@@ -57,7 +57,7 @@ def test_stop_texts_with_spaces_at_either_end(tokenizer):
         begin = rng.choice((0, rng.randrange(len(text) + 1)))
         stops = [stop for stop in (text[begin : begin + rng.randint(1, 4)], " zzz ", "\n ") if stop]
         end = min((place for stop in stops if (place := text.find(stop)) >= 0), default=len(text))
-        assert AnswerText(tokenizer, stops, prompt).more(new, last=True) == text[:end]
+        assert AnswerText(tokenizer, StopTexts(tokenizer, stops), prompt).more(new, last=True) == text[:end]
         assert streamed(tokenizer, prompt, new, stops, rng) == text[:end], (prompt, new, stops)
 
 
@@ -67,7 +67,7 @@ def test_a_token_at_a_time_ends_where_the_text_first_has_a_stop_text(tokenizer):
         text, place = difference(tokenizer, prompt, new), rng.randint(0, 40)
         if not (stop := text[place : place + 2]):
             continue
-        reading = AnswerText(tokenizer, [stop], prompt)
+        reading = AnswerText(tokenizer, StopTexts(tokenizer, [stop]), prompt)
         for count in range(1, len(new) + 1):
             want = stop in difference(tokenizer, prompt, new[:count])
             assert reading.stops_at(new[:count]) == want, (prompt, new, stop)
@@ -116,7 +116,7 @@ def test_a_special_token_is_a_stop_text_like_another(tokenizer, stop):
     ):
         for seed in range(4):
             assert streamed(tokenizer, prompt, new, stops, random.Random(seed)) == want, stops
-        assert AnswerText(tokenizer, stops, prompt).more(new, last=True) == want
+        assert AnswerText(tokenizer, StopTexts(tokenizer, stops), prompt).more(new, last=True) == want
     assert special_in(tokenizer, [f"is{stop}", "zzz"]) == {tokenizer.convert_tokens_to_ids(stop): stop}
     assert special_tokens(tokenizer).keys() == set(tokenizer.added_tokens_decoder)
 
@@ -125,7 +125,7 @@ def test_bytes_that_come_to_no_character_take_no_others_back():
     """Byte fallback reads a run of bytes as one: of one that may still go wrong, nothing is shown."""
     tokenizer = build_tokenizer("llama2")
     new = spelled(tokenizer, "ab €\n") + spelled(tokenizer, "€")[:1]
-    text = AnswerText(tokenizer, [], spelled(tokenizer, "ab"))
+    text = AnswerText(tokenizer, StopTexts(tokenizer), spelled(tokenizer, "ab"))
     shown = [text.more(new[:count], last=count == len(new)) for count in range(1, len(new) + 1)]
     assert "".join(shown) == difference(tokenizer, spelled(tokenizer, "ab"), new) == "ab " + "�" * 5
 
@@ -160,5 +160,5 @@ def test_a_setting_without_effect_holds_no_text_back(kind, lag):
     tokenizer = build_tokenizer(kind)
     tokenizer.clean_up_tokenization_spaces = True
     word = tokenizer("Paris is big , and big", add_special_tokens=False)["input_ids"]
-    text = AnswerText(tokenizer, [], word)
+    text = AnswerText(tokenizer, StopTexts(tokenizer), word)
     assert len(difference(tokenizer, word, word * 4)) - len(text.more(word * 4)) == lag

@@ -1,6 +1,7 @@
 """`response_format`: texts of a schema through the server, as `generate` writes them; and schemas that nobody should have to wait for."""
 
 import json
+import os
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +17,7 @@ from tokenizers import decoders
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.server import grammar_process, grammars
-from hf_lossy_assist.server.grammar_process import MOST_SPACES, GrammarProcess, NotCompiled, TooMuch
+from hf_lossy_assist.server.grammar_process import MOST_SPACES, GrammarProcess, TooMuch
 
 
 xgrammar = pytest.importorskip("xgrammar", reason="xgrammar is not installed: make install brings it")
@@ -136,27 +137,31 @@ def test_a_continued_message_has_no_format(running):
         running.client().chat.completions.create(model="demo", messages=turns, response_format=FORMAT)
 
 
+def waiting(compiler):
+    return sum(not future.done() for future in compiler.compiled.values())
+
+
 @pytest.mark.full
 def test_a_hard_schema_delays_no_other_request(running, monkeypatch):
     """While it is compiled, other texts are written, and a schema that is known is used."""
     complete(running)
     compiler = running.server.grammars
-    before = compiler._process._process
-    before.send_signal(signal.SIGSTOP)  # a schema that takes for ever, whatever xgrammar learns to compile
+    before = compiler.process.process
+    os.kill(before.pid, signal.SIGSTOP)  # a schema that takes for ever, whatever xgrammar learns to compile
     with ThreadPoolExecutor(2) as pool:
         hard = pool.submit(complete, running, given=schema_format({"type": "string", "maxLength": 5}))
-        while not compiler._waiting and not hard.done():
+        while not waiting(compiler) and not hard.done():
             time.sleep(0.01)
         assert complete(running).choices[0].finish_reason == "stop"
         assert running.client().completions.create(model="demo", prompt="ab", max_tokens=4).choices[0].text
-        assert not hard.done() and compiler._waiting
+        assert not hard.done() and waiting(compiler)
         monkeypatch.setattr(grammars, "MOST_WAITING", 1)
         with pytest.raises(openai.InternalServerError, match="too many schemas are being compiled"):
             complete(running, given=schema_format({"type": "null"}))
         before.kill()  # in place of its clock
         with pytest.raises(openai.BadRequestError, match="response_format: .*takes more than 30 seconds or too much"):
             hard.result()
-    assert running.free() and not compiler._waiting
+    assert running.free() and not waiting(compiler)
 
 
 @pytest.mark.full
@@ -165,60 +170,62 @@ def test_a_server_that_ends_waits_for_no_schema():
     with ThreadPoolExecutor(2) as pool:
         with serving((target, target, tokenizer), ("strict",), grace=0.2) as other:
             complete(other)
-            other.server.grammars._process._process.send_signal(signal.SIGSTOP)
+            os.kill(other.server.grammars.process.process.pid, signal.SIGSTOP)
             sent = [pool.submit(complete, other, given=schema_format({"const": n})) for n in range(2)]
-            while len(other.server.grammars._waiting) < 2 and not any(each.done() for each in sent):
+            while waiting(other.server.grammars) < 2 and not any(each.done() for each in sent):
                 time.sleep(0.01)
         assert all(isinstance(each.exception(), openai.OpenAIError) for each in sent)
     other.server.grammars._thread.shutdown(wait=True)
-    assert other.server.grammars._process is None or other.server.grammars._process._process is None
+    assert other.server.grammars.process.process is None
 
 
 @pytest.mark.full
 def test_a_process_that_ends_is_begun_again(running):
     complete(running)
-    process = running.server.grammars._process
+    process = running.server.grammars.process
     assert json.loads(process.compile("schema", '{"type": "null"}'))
-    process._process.kill()
-    process._process.wait()
+    process.process.kill()
+    process.process.join()
     with pytest.raises(TooMuch, match="too much memory"):
         process.compile("schema", "{}")
     assert complete(running, given=schema_format({"type": "null"})).choices[0].text == "null"
 
 
+def serve_with_less(pipe, info):
+    """In the process that compiles: nothing is small enough, and for some grammars there is too little memory."""
+    original = xgrammar.Grammar.from_json_schema
+    grammar_process.MOST_COMPILED = 8
+    xgrammar.Grammar.from_json_schema = lambda text, **more: original(text if "GB" not in text else int("std::bad_alloc"), **more)  # fmt: skip
+    SERVE(pipe, info)
+
+
+SERVE = grammar_process.serve
+
+
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("setting", "says"),
-    [
-        (f"import {grammar_process.__name__} as module; module.MOST_COMPILED = 8", "compiled it has 0 MB, and 0 are the most"),
-        ("import xgrammar; xgrammar.Grammar.from_json_schema = lambda *_, **__: int('std::bad_alloc')", "takes more than 4 GB of memory to compile: ask"),
-    ],
-)  # fmt: skip
-def test_a_grammar_that_takes_too_much_memory_is_named_as_such(running, monkeypatch, setting, says):
+    "says", ["compiled it has 0 MB, and 0 are the most", "takes more than 4 GB of memory to compile: ask"]
+)
+def test_a_grammar_that_takes_too_much_memory_is_named_as_such(running, monkeypatch, says):
     """And not remembered as a wrong schema: where there is more memory, it is compiled."""
     compiler, schema = running.server.grammars, {"const": says}
     with monkeypatch.context() as patch:
-        started = grammar_process.subprocess.Popen
-        patch.setattr(
-            grammar_process.subprocess,
-            "Popen",
-            lambda command, **more: started([*command[:2], command[2].replace("from", f"{setting}; from", 1)], **more),
-        )
-        if compiler._process is not None:
-            compiler._process.close()
+        patch.setattr(grammar_process, "serve", serve_with_less)
+        if compiler.process is not None:
+            compiler.process.close()
         with pytest.raises(openai.BadRequestError, match=says) as refused:
             complete(running, given=schema_format(schema))
         assert refused.value.body["message"].startswith("response_format: ") and "schema" not in str(refused.value)
-        assert compiler._process._process is None, "its memory is given back"
+        assert compiler.process.process is None, "its memory is given back"
     assert complete(running, given=schema_format(schema), max_tokens=2).choices[0].text.startswith('"')
 
 
 @pytest.mark.full
 def test_where_no_process_begins_the_client_may_ask_again(running, monkeypatch):
-    if running.server.grammars._process is not None:
-        running.server.grammars._process.close()
+    if running.server.grammars.process is not None:
+        running.server.grammars.process.close()
     with monkeypatch.context() as patch:
-        patch.setattr(grammar_process.sys, "executable", "/bin/false")
+        patch.setattr("multiprocessing.spawn._python_exe", b"/bin/false")
         with pytest.raises(openai.InternalServerError, match="did not begin: ask again") as refused:
             complete(running, given=schema_format({"const": "begun"}))
         assert refused.value.status_code == 503
@@ -229,17 +236,17 @@ def test_grammars_are_bounded_by_their_bytes(running, monkeypatch):
     compiler = running.server.grammars
     for number in range(3):
         complete(running, given=schema_format({"const": f"bytes {number}"}), max_tokens=1)
-    sizes = [size for _, size in compiler._known.values()][-2:]
+    sizes = [future.result()[1] for future in compiler.compiled.values()][-2:]
     monkeypatch.setattr(grammars, "MOST_BYTES", sum(sizes))
     complete(running, given=schema_format({"const": "bytes 3"}), max_tokens=1)
-    assert min(sizes) > 0 and len(compiler._known) <= 2
+    assert min(sizes) > 0 and len(compiler.compiled) <= 2
 
 
 def test_grammars_are_forgotten(running, monkeypatch):
     monkeypatch.setattr(grammars, "MOST_GRAMMARS", 2)
     for number in range(4):
         assert complete(running, given=schema_format({"const": number})).choices[0].text == str(number)
-    assert len(running.server.grammars._known) == 2
+    assert len(running.server.grammars.compiled) == 2
 
 
 def test_without_xgrammar_there_is_one_line(monkeypatch):
@@ -259,12 +266,12 @@ def test_without_xgrammar_there_is_one_line(monkeypatch):
 def test_nothing_is_left_of_a_process_that_takes_too_long():
     process = GrammarProcess(grammars.make_tokenizer_info(schemas.tokenizer(), None).serialize_json(), 60)
     assert json.loads(process.compile("schema", '{"type": "object"}'))
-    inner = process._process
-    with pytest.raises(NotCompiled, match="strin"):
+    inner = process.process
+    with pytest.raises(ValueError, match="strin"):
         process.compile("schema", '{"type": "strin"}')
     process.seconds = 0.2
-    inner.send_signal(signal.SIGSTOP)
+    os.kill(inner.pid, signal.SIGSTOP)
     with pytest.raises(TooMuch, match="takes more than 0.2 seconds"):
         process.compile("schema", "{}")
-    assert inner.poll() is not None and process._process is None
+    assert not inner.is_alive() and process.process is None
     process.close()

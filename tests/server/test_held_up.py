@@ -11,7 +11,7 @@ import pytest
 from support.serving import STREAMS, connect, half_body, head, post, rest, serving, unread_replies, unread_stream
 
 from hf_lossy_assist import demo
-from hf_lossy_assist.server.http import MOST_BYTES, MOST_OTHERS, OncePerSecond, count_connections, log
+from hf_lossy_assist.server.http import MOST_BYTES, MOST_OTHERS, count_connections
 from hf_lossy_assist.server.worker import LatestEvents, Progress
 
 
@@ -28,7 +28,7 @@ def models():
 @contextmanager
 def logged():
     """The lines of uvicorn's log from here on; a server that starts sets the handlers anew."""
-    lines = []
+    lines, log = [], logging.getLogger("uvicorn.error")
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())
     log.addHandler(handler)
@@ -46,7 +46,7 @@ def slowed(model, seconds=0.1):
 @pytest.mark.parametrize(
     ("sent", "status"),
     [
-        (b"", 408), (b"POST /v1/completions HTTP/1.1\r\nHo", 408), (head("/v1/completions", 100, "k") + b"{", 408),
+        (b"", None), (b"POST /v1/completions HTTP/1.1\r\nHo", None), (head("/v1/completions", 100, "k") + b"{", 408),
         (head("/health", 100) + b"{", 405), (head("/v1/completions", 100, "wrong") + b"{", 401), (GET + GET[:9], 200),
         (b"HEAD /health HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n", 200), (b"nonsense\r\n\r\n", 400),
     ],
@@ -55,7 +55,9 @@ def test_a_request_that_does_not_come_in_full_is_ended(models, sent, status):
     with serving(models, key="k", reading=0.3) as service, connect(service.port) as client:
         client.sendall(sent)
         came = rest(client)  # which ends when the server closes
-        assert came.startswith(f"HTTP/1.1 {status} ".encode())
+        assert came.startswith(b"" if status is None else f"HTTP/1.1 {status} ".encode()) and bool(came) == bool(
+            status
+        )
         if status == 408:
             assert "within 0.3 seconds" in json.loads(came.partition(b"\r\n\r\n")[2])["error"]["message"]
 
@@ -93,16 +95,18 @@ def test_a_reply_that_is_not_read_is_given_up(models, stalls):
         assert b"[DONE]" in begun + rest(whole)
 
 
-def test_what_a_client_sends_ahead_is_bounded(models):
-    """It frees the place of the text that it waited for."""
+def test_what_a_client_sends_ahead_is_not_read(models):
     with serving(models, rows=1) as service, connect(service.port) as client:
         slow = slowed(models[0])
         try:
             client.sendall(post("/v1/completions", GIVEN))
             while service.worker.load != (1, 0):
                 time.sleep(0.01)
-            client.sendall(GET * 4000)
-            assert rest(client).startswith(b"HTTP/1.1 413 ") and service.free(5)
+            client.settimeout(0.5)
+            with pytest.raises(TimeoutError):
+                client.sendall(GET * 2**20)
+            [connection] = service.uvicorn.server_state.connections
+            assert len(connection.conn.trailing_data[0]) < 2**20
         finally:
             slow.remove()
 
@@ -121,7 +125,7 @@ def test_nonsense_behind_a_request_ends_its_stream(models):
             assert b"[DONE]" not in came + rest(client) and service.free(5)
         finally:
             slow.remove()
-        assert lines == ["Invalid HTTP request received."]
+        assert not lines
 
 
 def test_connections_are_bounded(models):
@@ -132,9 +136,8 @@ def test_connections_are_bounded(models):
             assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
         for _ in range(20):
             with connect(service.port) as client:
-                came = rest(client)
-                assert came.startswith(b"HTTP/1.1 503 ") and b"too many connections" in came
-        assert 1 <= len(lines) <= 5 and set(lines) == {"4 connections are open: further ones are closed"}
+                assert rest(client) == b""
+        assert not lines
         for client in held:
             client.close()
         assert service.client().models.list().data
@@ -163,13 +166,13 @@ def test_the_bodies_being_read_are_bounded(models):
             return found.value.status_code
 
         held = half_body(service.port, length=200_000)
-        while service.server.bodies.held < 130_000:
+        while service.server.bodies.bytes < 130_000:
             time.sleep(0.01)
         assert refused() == 503 and service.client().completions.create(**GIVEN, model="demo").choices
         held.close()
-        while service.server.bodies.held:
+        while service.server.bodies.bytes:
             time.sleep(0.01)
-        assert refused() == 400 and service.server.bodies.held == 0  # it is read, and is too long for the model
+        assert refused() == 400 and service.server.bodies.bytes == 0  # it is read, and is too long for the model
 
 
 @pytest.mark.full
@@ -204,18 +207,6 @@ def test_events_do_not_pile_up_for_a_client_that_does_not_read():
             latest.tell(0, Progress(list(range(count))))
             latest.tell(1, Progress([count]))
         await asyncio.sleep(0)
-        return await latest.get(), await latest.get(), latest._came.is_set()
+        return await latest.get(), await latest.get(), latest._events
 
-    assert asyncio.run(last()) == ((0, Progress([0, 1, 2])), (1, Progress([3])), False)
-
-
-def test_a_warning_is_logged_once_a_second():
-    filter_ = OncePerSecond()
-
-    def passes(message, level, seconds):
-        record = logging.LogRecord("n", level, "p", 1, message, None, None)
-        record.created = seconds
-        return filter_.filter(record)
-
-    given = [("a", 30, 9.0), ("a", 30, 9.9), ("b", 30, 9.9), ("a", 30, 10.1), ("a", 40, 10.2), ("a", 40, 10.2)]
-    assert [passes(*call) for call in given] == [True, False, True, True, False, False]
+    assert asyncio.run(last()) == ((0, Progress([0, 1, 2])), (1, Progress([3])), {})

@@ -11,7 +11,7 @@ from support.tokenizers_by_kind import KINDS, STOP, build_tokenizer, drawn, spel
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.engine.call import TokenLogprobs
-from hf_lossy_assist.server.detokenize import LEAST, AnswerLogprobs, AnswerText, TokenTexts
+from hf_lossy_assist.server.detokenize import LEAST, AnswerLogprobs, AnswerText, StopTexts, TokenTexts
 
 
 CHAT = "{% for m in messages %}{{ m['content'] }}{% endfor %}<|im_end|>"
@@ -129,10 +129,10 @@ def test_tokens_as_they_are_shown_spell_the_text(kind):
         ids = drawn(tokenizer, rng)
         logprobs = [TokenLogprobs(-1.0, [(token, float("-inf"))]) for token in ids]
         stops = rng.choice([[], ["zzz", STOP], [" a"], ["\n", "é"]])
-        answers = [AnswerText(tokenizer, stops, prompt) for _ in range(2)]
+        answers = [AnswerText(tokenizer, StopTexts(tokenizer, stops), prompt) for _ in range(2)]
         whole, streamed = (AnswerLogprobs(answer, prompt, texts, chat=True) for answer in answers)
         text = answers[0].more(ids, last=True)
-        content = (whole.more(ids, logprobs, last=True) or whole.none())["content"]
+        content = (whole.more(ids, logprobs, last=True) or whole.format([], [], []))["content"]
         assert [entry["token"] for entry in content] == [texts.find(token)[0] for token in ids[: len(content)]]
         assert all(entry["top_logprobs"][0]["logprob"] == LEAST for entry in content)
         joined = b"".join(bytes(entry["bytes"] or []) for entry in content).decode(errors="replace")
@@ -148,9 +148,9 @@ def test_tokens_as_they_are_shown_spell_the_text(kind):
         while count < len(ids) and not answers[1].stopped:  # behind a stop text no token comes
             count += rng.randint(1, 4)
             shown += answers[1].more(ids[:count])
-            pieces += (streamed.more(ids[:count], logprobs) or streamed.none())["content"]
+            pieces += (streamed.more(ids[:count], logprobs) or streamed.format([], [], []))["content"]
         shown += answers[1].more(ids[:count], last=True)
-        pieces += (streamed.more(ids[:count], logprobs, last=True) or streamed.none())["content"]
+        pieces += (streamed.more(ids[:count], logprobs, last=True) or streamed.format([], [], []))["content"]
         assert shown == text and pieces == content
 
 
@@ -162,12 +162,12 @@ def test_the_last_tokens_of_a_text_whose_spaces_are_cleaned_up(step):
         tokenizer(text, add_special_tokens=False)["input_ids"]
         for text in ("The", "is big , do n ' t do n ' t and do n ' t")
     )
-    answer, logprobs = AnswerText(tokenizer, [], prompt), [TokenLogprobs(-1.0, [])] * len(ids)
+    answer, logprobs = AnswerText(tokenizer, StopTexts(tokenizer), prompt), [TokenLogprobs(-1.0, [])] * len(ids)
     shown, texts = AnswerLogprobs(answer, prompt, TokenTexts(tokenizer), chat=False), ""
     tokens, offsets = [], []
     for count in [*range(step, len(ids), step), len(ids)]:
         texts += answer.more(ids[:count], last=count == len(ids))
-        found = shown.more(ids[:count], logprobs, last=count == len(ids)) or shown.none()
+        found = shown.more(ids[:count], logprobs, last=count == len(ids)) or shown.format([], [], [])
         tokens += found["tokens"]
         offsets += found["text_offset"]
     assert texts == " is big, don't don't and don't" and len(tokens) == len(ids)

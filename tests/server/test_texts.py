@@ -7,7 +7,7 @@ from starlette.requests import ClientDisconnect
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from hf_lossy_assist.server.detokenize import AnswerText, TextChanged
+from hf_lossy_assist.server.detokenize import AnswerText, StopTexts, TextChanged
 from hf_lossy_assist.server.routes import EventStream
 
 
@@ -22,16 +22,16 @@ def tokenizer():
 
 def test_a_character_that_is_never_whole_is_shown_in_the_end(tokenizer):
     ids = tokenizer("5 €")["input_ids"][:-1]
-    answer = AnswerText(tokenizer, [])
+    answer = AnswerText(tokenizer, StopTexts(tokenizer))
     assert answer.more(ids) == "" and answer.more(ids, last=True) == "5 �"
 
 
 def test_a_text_that_is_written_again_is_not_shown_twice(tokenizer):
     """Memory ran out, and it was begun anew."""
-    ids, answer = tokenizer("one two three")["input_ids"], AnswerText(tokenizer, [])
+    ids, answer = tokenizer("one two three")["input_ids"], AnswerText(tokenizer, StopTexts(tokenizer))
     shown = [answer.more(ids[:count]) for count in (3, 7, 0, 3, 5, 9)] + [answer.more(ids, last=True)]
     assert "".join(shown) == "one two three"
-    answer = AnswerText(tokenizer, [])
+    answer = AnswerText(tokenizer, StopTexts(tokenizer))
     answer.more(ids[:7])
     with pytest.raises(TextChanged):
         answer.more([*ids[:5], ids[0]])

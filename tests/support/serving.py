@@ -48,22 +48,22 @@ def serving(
     policies = {name: hla.as_policy(name) for name in names}
     limits = RequestLimits(policies, most, longest)
     server = Server(Worker(models, policies, rows, waiting, drafter), "demo", limits, key, Bounds(**bounds))
-    uvicorn_server = BoundedUvicorn(server.app(), server.bounds, server.give_up, "127.0.0.1", 0)
-    socket = uvicorn_server.config.bind_socket()
-    thread = threading.Thread(target=lambda: uvicorn_server.run(sockets=[socket]), daemon=True)
+    uvicorn_server = BoundedUvicorn(server.app(), server.bounds, server.give_up)
+    listening = socket.create_server(("127.0.0.1", 0))
+    thread = threading.Thread(target=lambda: uvicorn_server.run(sockets=[listening]), daemon=True)
     thread.start()
     try:
         while not uvicorn_server.started:
             assert thread.is_alive()
             time.sleep(0.01)
-        running = Running(socket.getsockname()[1], uvicorn_server, server)
+        running = Running(listening.getsockname()[1], uvicorn_server, server)
         yield running
         for client in running.clients:
             client.close()
     finally:
         uvicorn_server.should_exit = True
         thread.join(60)
-        socket.close()
+        listening.close()
         assert not thread.is_alive() and not server.worker.is_alive()
 
 

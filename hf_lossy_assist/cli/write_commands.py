@@ -303,7 +303,12 @@ def serve_command(
     line = f"(policies: {', '.join(chosen)}); Ctrl-C ends it once all texts are written"
     try:
         server.http.listen(
-            running.app(), running.bounds, running.give_up, host, port, lambda url: show(f"{name} at {url} {line}")
+            running.app(),
+            running.bounds,
+            running.worker.give_up,
+            host,
+            port,
+            lambda url: show(f"{name} at {url} {line}"),
         )
     finally:
         if running.worker.is_alive():  # a forward is running, during which Python's exit would abort the process

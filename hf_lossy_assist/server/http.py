@@ -1,7 +1,6 @@
 """HTTP with limits: on what is read of a request, on stalled clients, and on the time for shutting down."""
 
 import asyncio
-import hmac
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
@@ -14,13 +13,12 @@ import h11
 import uvicorn
 from pydantic_core import from_json
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from ..validation import one_line, shown
+from ..validation import one_line
 from .bodies import RequestError, make_error
 
 
@@ -100,22 +98,10 @@ class EventStream(StreamingResponse):
             self.ended()
 
 
-def presents_key(request: Request, key: str) -> bool:
-    """Return whether a request presents the key; the scheme "Bearer" is case-insensitive."""
-    scheme, _, presented = request.headers.get("authorization", "").partition(" ")
-    return scheme.lower() == "bearer" and hmac.compare_digest(presented.strip().encode(), key.encode())
-
-
 def refuse(message: str, status: int, headers: Mapping[str, str] | None = None) -> Response:
     """Return the response to a refused request."""
     again = {"Retry-After": "1"} if status in (429, 503) else {}
     return JSONResponse(make_error(message, status), status, {**(headers or {}), **again})
-
-
-async def refuse_path(request: Request, error: Exception) -> Response:
-    """Return the response to an unknown path or a method that is not allowed."""
-    assert isinstance(error, HTTPException)
-    return refuse(f"{request.method} {shown(request.url.path)}: {error.detail}", error.status_code, error.headers)
 
 
 class Connection(H11Protocol):

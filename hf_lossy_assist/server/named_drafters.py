@@ -21,20 +21,18 @@ from ..models.packed_linears import quantised
 from ..validation import DEMO, EXIT, SUFFIX, is_model, one_line
 
 
-def is_trained(given: str) -> bool:
-    """Return whether a drafter's name is one of files, not of a registered drafter."""
-    return given == DEMO or (
-        not given.lstrip().startswith("{") and (os.sep in given or "/" in given or Path(given).is_dir())
-    )
-
-
-def load_trained(given: str) -> HiddenStateDrafter:
+def load_trained(name: str) -> HiddenStateDrafter:
     """Load a trained drafter by its name. Raises: `ValueError`, one line, for other drafters; any error of loading."""
-    if not is_trained(given):
+    if not _is_trained(name):
         raise ValueError(
-            f"--drafter {given}: expected a trained drafter's folder, its Hub id or `{DEMO}`; other drafters are for hf-lossy generate and serve"
+            f"--drafter {name}: expected a trained drafter's folder, its Hub id or `{DEMO}`; other drafters are for hf-lossy generate and serve"
         )
-    return demo.drafter() if given == DEMO else load_drafter(given)
+    return demo.drafter() if name == DEMO else load_drafter(name)
+
+
+def _is_trained(name: str) -> bool:
+    """Return whether a drafter's name is one of files, not of a registered drafter."""
+    return name == DEMO or (not name.lstrip().startswith("{") and ("/" in name or Path(name).is_dir()))
 
 
 def fit_drafter(drafter: HiddenStateDrafter, target: PreTrainedModel, dtype: str | torch.dtype) -> HiddenStateDrafter:
@@ -42,19 +40,6 @@ def fit_drafter(drafter: HiddenStateDrafter, target: PreTrainedModel, dtype: str
     drafter = drafter.int8() if dtype == INT8 else drafter
     drafter.check(target)
     return drafter
-
-
-def read_drafter(given: str) -> Drafter | None:
-    """Read a drafter: a registered one's name, JSON with the name and parameters, or a trained drafter's folder or Hub id.
-
-    Raises: `ValueError`, one line, if there is none.
-    """
-    name, plus, files = given.partition("+")
-    if plus and name in ("auto", "composite"):
-        return (AutoDrafter if name == "auto" else CompositeDrafter)().over(load_trained(files))
-    if is_trained(given):
-        return load_trained(given)
-    return as_drafter(parse_json(given, "--drafter") if given.lstrip().startswith("{") else given)
 
 
 def load_pair(
@@ -67,22 +52,18 @@ def load_pair(
     tokenizer = check_names(target, draft, dtype, device)
     if device == "auto":  # under `accelerate launch` each process has a separate one, as has each actor of Ray
         device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
-    place = check_device(device)
-    check_dtype(dtype, place)
-    if target is None:
-        kinds = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-        found = demo.load(dtype if isinstance(dtype, torch.dtype) else kinds.get(dtype, torch.float32), place)
-        models = [quantised(model) if dtype == INT8 else model for model in (found.target, found.draft)]
-        return (
-            models[0],
-            models[1] if draft in (None, DEMO) else load_draft(draft, models[0], dtype, place),
-            found.tokenizer,
-        )
-    assert tokenizer is not None
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    model = load(target, dtype, place)
-    return model, None if draft is None else load_draft(draft, model, dtype, place), tokenizer
+    check_dtype(dtype, check_device(device))
+    if tokenizer is None:
+        kind = torch.float32 if dtype in ("auto", INT8) else getattr(torch, str(dtype).removeprefix("torch."))
+        pair = demo.load(kind, torch.device(device))
+        model, tokenizer = quantised(pair.target) if dtype == INT8 else pair.target, pair.tokenizer
+        if draft in (None, DEMO):
+            return model, quantised(pair.draft) if dtype == INT8 else pair.draft, tokenizer
+    else:
+        model = load(str(target), dtype, device)
+        if tokenizer.pad_token is None:
+            tokenizer.pad_token = tokenizer.eos_token
+    return model, None if draft is None else load_draft(draft, model, dtype, device), tokenizer
 
 
 def load_draft(
@@ -101,24 +82,20 @@ def check_names(
 ) -> PreTrainedTokenizerBase | None:
     """Refuse names of which nothing can be loaded on any machine, before weights are read; return the target's tokenizer, None for the demo's.
 
-    Raises: `ValueError`, one line, for a dtype or a device that does not exist, and a draft with another tokenizer; `OSError`, one line, without
-    files or weights.
+    Raises: `ValueError` or `OSError`, one line.
     """
-    if device != "auto":
-        # A GPU may be that of another machine.
-        place = torch.device(device) if str(device).startswith("cuda") else check_device(device)
-    check_dtype(dtype, None if device == "auto" else place)
-    if draft is not None and not is_model(draft):
-        draft = None
+    on_gpu = device.startswith("cuda")  # perhaps that of another machine
+    check_dtype(dtype, None if device == "auto" else torch.device(device) if on_gpu else check_device(device))
+    is_named = draft is not None and is_model(draft)
     if target is None:
-        if draft is not None:
+        if is_named:
             raise ValueError(f"draft {one_line(draft)} has no target: pass both, or neither for the demo's")
         return None
     tokenizer = load_tokenizer(str(target), padding_side="left")
     check_weights(str(target))
-    if draft is not None:
+    if is_named:
         check_weights(str(draft))
-        check_tokenizers(tokenizer, target, draft)
+        check_tokenizers(tokenizer, target, str(draft))
     return tokenizer
 
 
@@ -138,27 +115,38 @@ def load_served(
     model: str | None, assistant: str | None, drafter: str | None, dtype: str | torch.dtype, device: str
 ) -> tuple[tuple[PreTrainedModel, PreTrainedModel | None, PreTrainedTokenizerBase], Drafter | None]:
     """Load what a server needs by name: target, draft and tokenizer, and a drafter. Raises: `ValueError` or `OSError`, one line."""
-    found = check_served(model, assistant, drafter, dtype, device)
+    read = check_served(model, assistant, drafter, dtype, device)
     target, draft, tokenizer = load_pair(model, assistant, dtype, device)
     if isinstance(draft, Drafter):
-        draft, found = split_assistant_and_drafter(draft, found)
-    if isinstance(found, HiddenStateDrafter):
-        found = fit_drafter(found, target, dtype)
-    used = found is None or found.needs_assistant or found.takes_assistant
-    return (target, draft if used else None, tokenizer), found
+        draft, read = split_assistant_and_drafter(draft, read)
+    if isinstance(read, HiddenStateDrafter):
+        read = fit_drafter(read, target, dtype)
+    used = read is None or read.needs_assistant or read.takes_assistant
+    return (target, draft if used else None, tokenizer), read
 
 
 def check_served(
     model: str | None, assistant: str | None, drafter: str | None, dtype: str | torch.dtype, device: str
 ) -> Drafter | None:
-    """Refuse what `load_served` would refuse on any machine, before the models' weights are read; return the drafter. Errors: see there."""
-    found = None if drafter is None else read_drafter(drafter)
-    if found is not None and assistant is not None and not (found.needs_assistant or found.takes_assistant):
+    """Refuse what `load_served` would refuse on any machine, before the models' weights are read; return the drafter.
+
+    `drafter`: a registered one's name, JSON with the name and parameters, a trained drafter's folder or Hub id, or auto+FOLDER. Errors: see there.
+    """
+    read: Drafter | None = None
+    if drafter is not None:
+        name, _, files = drafter.partition("+")
+        if files and name in ("auto", "composite"):
+            read = (AutoDrafter if name == "auto" else CompositeDrafter)().over(load_trained(files))
+        elif _is_trained(drafter):
+            read = load_trained(drafter)
+        else:
+            read = as_drafter(parse_json(drafter, "--drafter") if drafter.lstrip().startswith("{") else drafter)
+    if read is not None and assistant is not None and not (read.needs_assistant or read.takes_assistant):
         raise ValueError(f"drafter {one_line(drafter)} drafts without a model: leave assistant out")
     alone = assistant is not None and not is_model(assistant)  # neither a model's files nor the demo's
-    if (found is None or found.needs_assistant) and not alone and (model is None) != (assistant is None):
+    if (read is None or read.needs_assistant) and not alone and (model is None) != (assistant is None):
         raise ValueError(
             "model and assistant: expected both (or a drafter), or neither for the demo's, got one of them"
         )
     check_names(model, assistant, dtype, device)
-    return found
+    return read

@@ -90,10 +90,6 @@ class ClientRequest:
     include_usage: bool
     source: GrammarSource | None = None
 
-    @property
-    def stream(self) -> bool:
-        return self.texts[0].stream
-
 
 def read_request(
     value: object, tokenizer: PreTrainedTokenizerBase, model: str, limits: RequestLimits, chat: bool

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import hmac
 import os
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -23,23 +24,11 @@ from ..models.introspection import end_tokens
 from ..policy.parse import as_policy, split_policies
 from ..policy.policy import LossyPolicy
 from ..validation import shown
-from .answers import Pending, TextFailed
+from .answers import Metrics, Pending, TextFailed
 from .bodies import RequestError, RequestLimits, find_longest
-from .counters import Metrics
 from .detokenize import TokenTexts
 from .grammars import Grammars
-from .http import (
-    CLOSING_SECONDS,
-    FREE_BYTES,
-    MOST_BYTES,
-    BodyReader,
-    Bounds,
-    EventStream,
-    count_connections,
-    presents_key,
-    refuse,
-    refuse_path,
-)
+from .http import CLOSING_SECONDS, FREE_BYTES, MOST_BYTES, BodyReader, Bounds, EventStream, count_connections, refuse
 from .requests import read_request
 from .settings import ServerSettings
 from .worker import Worker
@@ -86,12 +75,8 @@ class Server:
         return Starlette(
             routes=routes,
             lifespan=lifespan,
-            exception_handlers={HTTPException: refuse_path, RequestError: self._refuse, Exception: self._refuse},
+            exception_handlers={kind: self._refuse for kind in (HTTPException, RequestError, Exception)},
         )
-
-    def give_up(self) -> None:
-        """End the texts being written, and tell their clients."""
-        self.worker.give_up(RequestError("the server ended before the text did: ask again", 503))
 
     async def models(self, request: Request) -> Response:
         """Return the one model, in a list or by name, with the policies that requests may name."""
@@ -112,15 +97,18 @@ class Server:
         return Response(status_code=200 if self.worker.is_alive() else 503)
 
     def _check_key(self, request: Request) -> None:
-        if self.key is not None and not presents_key(request, self.key):
-            raise RequestError("the API key is wrong, or missing", 401)
+        scheme, _, presented = request.headers.get("authorization", "").partition(" ")
+        if self.key is not None:
+            is_right = hmac.compare_digest(presented.strip().encode(), self.key.encode())
+            if scheme.lower() != "bearer" or not is_right:
+                raise RequestError("the API key is wrong, or missing", 401)
 
     async def respond(self, http: Request, chat: bool) -> Response:
         """Continue a prompt or a conversation."""
         pending: Pending | None = None
         try:
             pending = await self._submit(http, chat)
-            if pending.request.stream:
+            if pending.request.texts[0].stream:
                 return EventStream(pending.stream(*await pending.next()), lambda: pending.end("abort"))
             response = JSONResponse(await pending.whole())
             pending.end()
@@ -151,6 +139,9 @@ class Server:
 
     async def _refuse(self, request: Request, error: Exception) -> Response:
         """Count an error and return its response; Starlette raises one of the server itself again for the log."""
+        if isinstance(error, HTTPException):  # an unknown path, or a method that is not allowed
+            line = f"{request.method} {shown(request.url.path)}: {error.detail}"
+            return refuse(line, error.status_code, error.headers)
         is_refused = isinstance(error, RequestError) and not isinstance(error, TextFailed)
         self.metrics.count_end("refused" if is_refused else "error")
         if isinstance(error, RequestError):

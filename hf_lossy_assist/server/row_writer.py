@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from ..generation.many import generate_many
 from ..stats.speculation import COUNTS
 from ..tasks.prompts import LIMITS
-from ..validation import MOST, MOST_NEW_TOKENS, check_int, one_line, shown
+from ..validation import MOST, MOST_NEW_TOKENS, one_line, shown
 from .bodies import ChatBody, RequestLimits, find_longest, read_body
 from .messages import read_messages
 
@@ -41,20 +41,11 @@ def seed_of_row(seed: int, row_id: object) -> int:
     return int.from_bytes(digest[:8], "big") >> 1
 
 
-def refuse_columns(names: Sequence[str]) -> None:
-    """Refuse a table's columns that the writer makes, and two of one name. Raises: `ValueError`, one line."""
-    for name in names:
-        if name in WRITTEN:
-            raise ValueError(f"there is a column {shown(name)}, which the writer makes: rename it, or drop it")
-        if names.count(name) > 1:
-            raise ValueError(f"there are two columns {shown(name)}: rename or drop one of them")
-
-
 class RowWriter:
     """Write the texts of rows in a batch.
 
     Args:
-        target: the model. settings: as for `generate_many`, a tokenizer among them.
+        target: the model. settings: as for `generate_many`, a tokenizer among them, and no seed.
         seed: of all rows' random numbers, with each row's id.
         chat: apply the tokenizer's chat template to prompts that are texts.
 
@@ -62,17 +53,10 @@ class RowWriter:
     """
 
     def __init__(self, target: PreTrainedModel, settings: Row, *, seed: int = 0, chat: bool = False):
-        check_int("seed", seed, *LIMITS["seed"])
         self.target, self.settings, self.seed, self.chat = target, settings, seed, chat
-        if settings.get("tokenizer") is None:
-            raise ValueError("settings: expected a tokenizer among them")
-        self.tokenizer = settings["tokenizer"]
-        self.longest = find_longest(target, None, None)
-        for name in ("seed", "numbers", "refused"):
-            if name in settings:
-                raise ValueError(f"settings: {name} is the writer's: leave it out")
+        self.tokenizer, self.longest = settings["tokenizer"], find_longest(target, None, None)
         trial = {"prompt": [1, 1], "max_new_tokens": 1, "min_new_tokens": 0}
-        for _ in generate_many(target, [trial], seed=0, **settings):
+        for _ in generate_many(target, [trial], seed=seed, **settings):
             pass  # refuses what suits no row before the first batch
 
     def write_table(self, table: pa.Table) -> pa.Table:
@@ -86,17 +70,25 @@ class RowWriter:
 
     def write(self, rows: Sequence[Row]) -> list[Row]:
         """Return the rows with their texts (`WRITTEN`). A row that has an `error` and no prompt is returned as it is."""
-        written, prompts = list(rows), dict[int, Row]()
-        for number, row in enumerate(rows):
-            if row.get("error") is None or not row.keys() <= {"id", "error"}:  # otherwise nothing could be read there
-                try:
-                    prompts[number] = self._read(row)
-                except (ValueError, TypeError) as error:
-                    written[number] = row | {"error": _name_row(row, error)}
-        for number, found in self._write(prompts).items():
-            why = found["error"]
-            written[number] = rows[number] | (found if why is None else {"error": _name_row(rows[number], why)})
-        return written
+        prompts, texts = dict[int, Row](), dict[int, Row]()
+        for index, row in enumerate(rows):
+            if row.get("error") is not None and row.keys() <= {"id", "error"}:  # nothing could be read there
+                continue
+            try:
+                prompts[index] = self._read(row)
+            except (ValueError, TypeError) as error:
+                texts[index] = {"error": error}
+        texts |= self._write(prompts)
+        for index, text in texts.items():
+            if text["error"] is not None:
+                line = re.sub(
+                    r"prompts: number \d+: |, number \d+,| as number \d+| in prompt \d+", "", str(text["error"])
+                )
+                name, row_id = "", rows[index].get("id")
+                if row_id is not None:
+                    name = f"row {one_line(row_id, 60)}: "
+                text["error"] = one_line(name + line, 300)
+        return [row | texts.get(index, {}) for index, row in enumerate(rows)]
 
     def _read(self, row: Row) -> Row:
         """Return a row's prompt with its limits and its seed. Raises: `ValueError`, one line."""
@@ -115,46 +107,42 @@ class RowWriter:
             messages = [{"role": "user", "content": prompt}]
         if messages is not None:
             prompt = read_messages(read_body(ChatBody, {"messages": messages}), self.tokenizer, ANY_LENGTH)
-        self._check_length(prompt)
+        ids = self.tokenizer(prompt, verbose=False)["input_ids"] if isinstance(prompt, str) else prompt
+        if isinstance(ids, list) and len(ids) > self.longest:  # it would hold up all others
+            raise ValueError(f"the prompt has {len(ids)} tokens, and the target {self.longest} positions: shorten it")
         limits = {name: row[name] for name in PER_ROW if row.get(name) is not None}
         return {"prompt": prompt, "seed": seed_of_row(self.seed, row_id), **limits}
 
-    def _check_length(self, prompt: object) -> None:
-        """Refuse a prompt of more tokens than the target has positions: one would hold up all others. Raises: `ValueError`, one line."""
-        if (
-            isinstance(prompt, str) and len(prompt.encode(errors="replace")) > self.longest
-        ):  # a token has a byte or more
-            prompt = self.tokenizer(prompt, verbose=False)["input_ids"]
-        if isinstance(prompt, list) and len(prompt) > self.longest:
-            raise ValueError(
-                f"the prompt has {len(prompt)} tokens, and the target {self.longest} positions: shorten it"
-            )
-
     def _write(self, prompts: Mapping[int, Row]) -> dict[int, Row]:
-        """Return the texts of rows by number; a row whose error ends the others' texts is written again by itself."""
+        """Return the texts of rows by index; a row whose error ends the others' texts is written again by itself."""
         out: dict[int, Row] = {}
-        given: Row = {**self.settings, "numbers": prompts, "seed": self.seed}
-        given["refused"] = lambda number, error: out.update({number: {"error": error}})
-        texts = generate_many(self.target, prompts.values(), **given)
+
+        def refuse(index: int, error: Exception) -> None:
+            out[index] = {"error": error}
+
+        settings = self.settings | {"numbers": prompts, "refused": refuse}
         try:
-            for result in texts:
+            for result in generate_many(self.target, prompts.values(), seed=self.seed, **settings):
                 out[result.index] = {**result.describe(), "error": None}
         except ValueError as error:
-            for number in prompts.keys() - out.keys():
-                out |= self._write({number: prompts[number]}) if len(prompts) > 1 else {number: {"error": error}}
+            for index in prompts.keys() - out.keys():
+                out |= self._write({index: prompts[index]}) if len(prompts) > 1 else {index: {"error": error}}
         return out
+
+
+def refuse_columns(names: Sequence[str]) -> None:
+    """Refuse a table's columns that the writer makes, and two of one name. Raises: `ValueError`, one line."""
+    for name in names:
+        if name in WRITTEN:
+            raise ValueError(f"there is a column {shown(name)}, which the writer makes: rename it, or drop it")
+        if names.count(name) > 1:
+            raise ValueError(f"there are two columns {shown(name)}: rename or drop one of them")
 
 
 def _plain(value: Any) -> Any:
     """Return JSON without arrays, and without the fields that are null: Arrow fills those that another row of the batch has."""
     if isinstance(value, dict):
-        return {name: _plain(each) for name, each in value.items() if each is not None}
+        return {name: _plain(entry) for name, entry in value.items() if entry is not None}
     if isinstance(value, list):
-        return [_plain(each) for each in value]
+        return [_plain(entry) for entry in value]
     return value.tolist() if hasattr(value, "tolist") else value
-
-
-def _name_row(row: Row, error: Exception) -> str:
-    """Return an error in one line, with the row's id in place of its number in the batch."""
-    line = re.sub(r"prompts: number \d+: |, number \d+,| as number \d+| in prompt \d+", "", str(error))
-    return one_line(line if row.get("id") is None else f"row {one_line(row['id'], 60)}: {line}", 300)

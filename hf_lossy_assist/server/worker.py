@@ -42,14 +42,7 @@ class Progress:
     logprobs: list[TokenLogprobs] | None = None
 
 
-@dataclass(frozen=True)
-class Failure:
-    """A text that will not be written, and the reason."""
-
-    error: Exception
-
-
-Event = Progress | Result | Failure
+Event = Progress | Result | Exception  # the last: why a text will not be written
 
 
 class LatestEvents:
@@ -150,9 +143,9 @@ class Worker(threading.Thread):
             prompt = self.tokenizer("a")["input_ids"] or [0]
             next(generate_many(self.target, [prompt], lossy_policy=policy, **settings))
 
-    def give_up(self, error: Exception) -> None:
-        """Fail all jobs."""
-        self._fail(list(self._jobs), error)
+    def give_up(self) -> None:
+        """End the texts being written, and tell their clients."""
+        self._fail(list(self._jobs), RequestError("the server ended before the text did: ask again", 503))
 
     def stop(self, seconds: float | None = None) -> None:
         """Stop once all jobs are finished, and wait for it, at most so many seconds: a round that has begun is completed."""
@@ -276,8 +269,7 @@ class Worker(threading.Thread):
             return
         for result in results:
             if (job := self._pop(result.index)) is not None:
-                stuck = _is_stuck(job.request, result)
-                job.tell(Failure(RequestError(NOT_WRITABLE)) if stuck else result)
+                job.tell(RequestError(NOT_WRITABLE) if _is_stuck(job.request, result) else result)
         for job_id, tokens, logprobs in written:
             job = self._jobs.get(job_id)
             if job is not None and job.request.stream:
@@ -286,9 +278,8 @@ class Worker(threading.Thread):
     def _fail(self, job_ids: list[int], error: Exception) -> None:
         """Tell clients of the error; end the thread if its device is lost, since nothing can be written any more."""
         for job_id in job_ids:
-            job = self._pop(job_id)
-            if job is not None:
-                job.tell(Failure(error))
+            if (job := self._pop(job_id)) is not None:
+                job.tell(error)
         if self.error is None and isinstance(error, getattr(torch, "AcceleratorError", ())):
             raise error
 

@@ -117,7 +117,7 @@ SERVED = {
 def test_the_command_takes_registered_drafters(hf_lossy, monkeypatch, options, made):
     seen = []
     monkeypatch.setattr(
-        "hf_lossy_assist.server.http.listen", lambda app, bounds, give_up, *_: seen.append(give_up.__self__.worker)
+        "hf_lossy_assist.server.http.listen", lambda app, bounds, give_up, *_: seen.append(give_up.__self__)
     )
     monkeypatch.setattr("hf_lossy_assist.server.worker.Worker.check_settings", lambda self: None)
     hf_lossy("serve", "--policies", "strict", *options)

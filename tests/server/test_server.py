@@ -380,7 +380,7 @@ def test_an_address_that_is_taken_is_one_line(models, capfd):
             OSError, match=f"--host 127.0.0.1 --port {service.port} cannot be listened at: is it in use"
         ):
             listen(
-                service.server.app(), service.server.bounds, service.server.give_up, "127.0.0.1", service.port, print
+                service.server.app(), service.server.bounds, service.worker.give_up, "127.0.0.1", service.port, print
             )
     out, err = capfd.readouterr()
     assert not out and "ERROR" not in err

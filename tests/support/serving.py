@@ -48,7 +48,7 @@ def serving(
     policies = {name: hla.as_policy(name) for name in names}
     limits = RequestLimits(policies, most, longest)
     server = Server(Worker(models, policies, rows, waiting, drafter), "demo", limits, key, Bounds(**bounds))
-    uvicorn_server = BoundedUvicorn(server.app(), server.bounds, server.give_up)
+    uvicorn_server = BoundedUvicorn(server.app(), server.bounds, server.worker.give_up)
     listening = socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=lambda: uvicorn_server.run(sockets=[listening]), daemon=True)
     thread.start()

@@ -128,8 +128,6 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     """Draw right answers against tokens per target call, with the front as a line."""
     from matplotlib.figure import Figure
 
-    from hf_lossy_assist.training.head_quality import save_figure
-
     figure = Figure(figsize=(11, 5), layout="constrained")
     for i, mode in enumerate((GREEDY, SAMPLING)):
         axes = figure.add_subplot(1, 2, i + 1, xlabel="tokens per target call", ylabel="right answers, %", title=mode)
@@ -143,7 +141,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
         axes.plot(*zip(*front, strict=True), "k--", linewidth=0.8, label="front")
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8)
-    save_figure(figure, path)
+    figure.savefig(path, format="png", dpi=150)
 
 
 def main() -> None:

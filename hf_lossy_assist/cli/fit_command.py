@@ -58,7 +58,7 @@ def fit_sprinter_command(
     note = "; greedy distributions are 0 or 1, so every λ ≥ 1 gives the same labels" if same else ""
     which = ", the one of `collect` or else the first," if len(reports) > 1 else ","
     saved = next(r for r in reports if r.lam == fitted.config.lam)
-    show(f"{out}: the head for λ = {saved.lam:g}{which} with its card and plots{note}; {saved.evidence}")
+    show(f"{out}: the head for λ = {saved.lam:g}{which} with its card{note}; {saved.evidence}")
     show_evidence(saved.evidence, f"hf-lossy compare --policies svip,sprinter:head={out}")
 
 

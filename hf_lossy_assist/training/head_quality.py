@@ -1,19 +1,13 @@
-"""Assess a head on held-out tokens: AUROC with intervals, warnings about small samples, and plots."""
+"""Assess a head on held-out tokens: AUROC with intervals, and warnings about small samples."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-
-import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from ..stats.intervals import Estimate, wilson
 
 
 FEWEST = 50  # held-out tokens of the rarer label; a share of 50 is known to ± 14 points at worst
 CHANCE = 0.5  # AUROC of a random guess
-BINS = 10  # of probabilities, at most
 
 
 @dataclass(frozen=True)
@@ -96,80 +90,16 @@ def format_share(hits: int, count: int) -> str:
     """Return a share with its counts and Wilson's 95 % interval: "6 of 6 (100 %; 95 %: 61 % to 100 %)"."""
     if not count:
         return "0 of 0"
-    share, low, high = (f"{100 * value:.3g} %" for value in _wilson(hits, count))
+    share, low, high = (f"{100 * (value or 0):.3g} %" for value in wilson(hits, count))
     return f"{hits} of {count} ({share}; 95 %: {low} to {high})"
-
-
-def _wilson(hits: int, count: int) -> tuple[float, float, float]:
-    value, low, high = wilson(hits, count)
-    assert low is not None and high is not None, "Wilson's interval has both ends for any count"
-    return value, low, high
 
 
 def add_intervals(rows: Sequence[dict[str, float]], counts: dict[str, int]) -> list[dict[str, float]]:
     """Return rows of thresholds with Wilson's `…_low` and `…_high` of each share; `counts`: number of tokens behind each."""
-    intervals = []
-    for row in rows:
-        more: dict[str, float] = {}
+    out = [dict(row) for row in rows]
+    for row in out:
         for name, count in counts.items():
             if count:
-                _, low, high = _wilson(round(row[name] * count), count)
-                more |= {f"{name}_low": low, f"{name}_high": high}
-        intervals.append(row | more)
-    return intervals
-
-
-def bin_probabilities(probabilities: np.ndarray, labels: np.ndarray) -> list[tuple[float, float, int]]:
-    """Return each tenth of [0, 1] that has tokens: their mean probability, their mean label, and how many there are.
-
-    A probability on an edge belongs to the bin below.
-    """
-    bins = np.searchsorted(np.linspace(0, 1, BINS + 1)[1:-1], probabilities)
-    inside = [bins == index for index in np.unique(bins)]
-    return [(float(probabilities[some].mean()), float(labels[some].mean()), int(some.sum())) for some in inside]
-
-
-def save_figure(figure: Figure, path: Path) -> None:
-    """Write a figure as PNG."""
-    figure.savefig(path, format="png", dpi=150)
-
-
-def draw_roc(
-    curves: Mapping[str, tuple[np.ndarray, np.ndarray, float]],
-    title: str = "ROC of the verifier",
-    xlabel: str = "false-positive rate $\\eta_{FP}$",
-    ylabel: str = "true-positive rate $\\eta_{TP}$",
-) -> Figure:
-    """Plot classifiers by name: their scores and labels, and their AUROC. The defaults match the SPRINTER paper's Figure 3."""
-    from sklearn.metrics import roc_curve
-
-    figure, axes = _make_square(title, xlabel, ylabel)
-    axes.plot([0, 1], [0, 1], "--", color="gray", label="chance (0.50)")
-    for name, (scores, labels, auroc) in curves.items():
-        area = "" if np.isnan(auroc) else f" (AUROC {auroc:.2f})"
-        axes.plot(*roc_curve(labels, scores)[:2], label=name + area)
-    axes.legend(loc="lower right")
-    return figure
-
-
-def draw_reliability(
-    points: Sequence[tuple[float, float, int]],
-    ylabel: str = "share acceptable",
-    title: str = "Reliability of the verifier",
-) -> Figure:
-    """Plot the calibration of probabilities: each bin's mean, share with the label, and number of records."""
-    figure, axes = _make_square(title, "mean V of the bin", ylabel)
-    axes.plot([0, 1], [0, 1], "--", color="gray", label="calibrated")
-    axes.plot([v for v, _, _ in points], [share for _, share, _ in points], "o-", label="held-out prompts")
-    for v, share, count in points:
-        axes.annotate(str(count), (v, share), textcoords="offset points", xytext=(4, -10), fontsize=7)
-    axes.legend(loc="upper left")
-    return figure
-
-
-def _make_square(title: str, xlabel: str, ylabel: str) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(5, 4.6), layout="constrained")
-    axes = figure.add_subplot(xlabel=xlabel, ylabel=ylabel, title=title)
-    axes.set(xlim=(0, 1), ylim=(0, 1.02), aspect="equal")
-    axes.grid(alpha=0.3)
-    return figure, axes
+                _, low, high = wilson(round(row[name] * count), count)
+                row |= {f"{name}_low": low or 0.0, f"{name}_high": high or 0.0}
+    return out

@@ -4,24 +4,24 @@ For SPRINTER (Zhong et al., A.5, huggingface.co/papers/2502.04557) and SpecDec++
 layer, so a head reads raw hidden states.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import torch
-from matplotlib.figure import Figure
 from torch.nn import functional as F
 
-from ..artifacts.cards import head_card, write_card
 from ..artifacts.conditions import select_sampling
 from ..artifacts.features import FeatureSpec
-from ..artifacts.files import check_new, new_folder
+from ..artifacts.files import check_new
 from ..artifacts.head import KINDS, Head
 from ..artifacts.head_config import WIDEST, HeadConfig
 from ..artifacts.identity import ModelIdentity, versions
-from ..validation import check_flag, check_int, check_number, shown
-from .head_quality import HeadReport, save_figure
+from ..registry import find_method_for_head
+from ..setting_fields import check_bounds
+from ..validation import MOST, shown
+from .head_quality import HeadReport
 from .jobs import recorded_weights
 from .verifier_dataset import VerifierDataset, read_dataset
 
@@ -36,21 +36,16 @@ class HeadFitSettings:
     """Settings for fitting a head; the defaults suit the dataset sizes of `collect`."""
 
     kind: str = "linear"
-    width: int = 64  # of an MLP
+    width: Annotated[int, (1, WIDEST)] = 64  # of an MLP
     balance: bool = True  # equal weight for both labels in the loss; the intercept is then corrected to the true share
-    learning_rate: float = 0.001
-    batch_size: int = 256
-    max_epochs: int = 500
-    patience: int = 10  # epochs without a better validation loss
-    seed: int = 0
+    learning_rate: Annotated[float, (0, 10)] = 0.001
+    batch_size: Annotated[int, (1, MOST)] = 256
+    max_epochs: Annotated[int, (1, MOST)] = 500
+    patience: Annotated[int, (1, MOST)] = 10  # epochs without a better validation loss
+    seed: Annotated[int, (0, MOST)] = 0
 
     def __post_init__(self) -> None:
-        check_int("width", self.width, 1, WIDEST)
-        for name in ("batch_size", "max_epochs", "patience"):
-            check_int(name, getattr(self, name), 1)
-        check_int("--seed", self.seed, 0)
-        check_flag("balance", self.balance)
-        check_number("learning_rate", self.learning_rate, 0.0, 10.0)
+        check_bounds(self)
         if self.kind not in tuple(KINDS):
             raise ValueError(f"--head: expected one of {', '.join(KINDS)}, got {shown(self.kind)}")
 
@@ -185,17 +180,10 @@ def open_collected(data: str | Path, out: str | Path, method: str, position: str
     """Read the dataset that a method's head is fitted to. Raises: `ValueError`, one line, if it is for another method, or `out` exists."""
     check_new(out, "fit again")
     table = read_dataset(data)
-    table.check_for(method, position)
+    spec = FeatureSpec(**table.facts["settings"]["features"])
+    if spec.position != position:
+        other = find_method_for_head("acceptable", spec.position).name
+        raise ValueError(
+            f"this dataset holds the {spec}: it is for hf-lossy fit {other}. Collect again with --for {method}"
+        )
     return table
-
-
-def write_fitted(head: Head, out: str | Path, plots: Mapping[str, Figure], folds: Sequence[Head] = ()) -> None:
-    """Write a head, its card, its plots by file name, and the heads of `folds` into the new folder `out`."""
-    with new_folder(out) as folder:
-        for name, figure in plots.items():
-            save_figure(figure, folder / name)
-        for target_folder, one in ((folder, head), *((folder / f"fold-{k}", fold) for k, fold in enumerate(folds))):
-            target_folder.mkdir(exist_ok=True)
-            one.write(target_folder)
-            write_card(head_card(one.config, plots=list(plots) if one is head else ()), target_folder / "README.md")
-    head.source = str(out)

@@ -26,15 +26,12 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 
-FREE = (
-    "source",
-    "settings",
-)  # entries of a record that may differ in a resumed run; settings are compared one by one
+FREE = "source", "settings"  # entries of a record that may differ in a resumed run; settings are compared one by one
 Tell = Callable[[float], None]  # called with the share of a unit that is done
 
 
 def folders(out: str | Path) -> tuple[Path, Path]:
-    """Return the folder of a run's result and that of the unfinished run. Raises: `ValueError` for no name."""
+    """Return the folder of a run's result and that of the unfinished run."""
     out = Path(out)
     if out.name in ("", "..") or out.suffix == ".partial":
         raise ValueError(f"--out: expected the name of a new folder, and not one in .partial, got {shown(str(out))}")
@@ -73,8 +70,7 @@ class RunFolder:
     ) -> Iterator["RunFolder"]:
         """Hold the folder within the context, created or checked by the first of `processes`.
 
-        Raises: `ValueError`, one line, in all processes, if `out` exists, if another process has the folder, if it has
-        an unfinished run and `resume` is False, or a run with other facts, or files of no run.
+        Raises: `ValueError`, one line, in all processes, if it cannot be this run's, or another process has it.
         """
         run = cls(out, record, facts, processes)
         with processes.connected():
@@ -97,13 +93,11 @@ class RunFolder:
                 raise ValueError(f"{self.part} holds an unfinished run: pass --resume to go on, or delete it")
             self._refuse_other_run(record)
             return
-        if self.part.exists() and not (
-            self.part.is_dir() and all(file.name[0] == "." for file in self.part.iterdir())
-        ):
+        self.part.mkdir(exist_ok=True)
+        if any(file.name[0] != "." for file in self.part.iterdir()):
             raise ValueError(
                 f"{self.part} is to hold the unfinished run, and holds files of none: move it, or choose another --out"
             )
-        self.part.mkdir(exist_ok=True)
         write_text(record, format_json(self.facts))
 
     def _refuse_other_run(self, record: Path) -> None:
@@ -139,11 +133,13 @@ class RunFolder:
 
         Random numbers depend only on `seed` and the index. `tell` moves the bar within a unit.
         """
-
-        def write(index: int, data: bytes) -> None:
-            write_bytes(self.part / names[index], data)
-
-        self.processes.run(partial(_make_units, make, seed), models, self.list_missing(names), write, named)
+        self.processes.run(
+            partial(_make_units, make, seed),
+            models,
+            self.list_missing(names),
+            lambda index, data: write_bytes(self.part / names[index], data),
+            named,
+        )
 
     @contextmanager
     def result(self) -> Iterator[Path]:
@@ -209,9 +205,8 @@ def name_unreadable(folder: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise ValueError(
-            f"{folder} cannot be read ({one_line(f'{type(error).__name__}: {error}')}): make it again"
-        ) from None
+        reason = one_line(f"{type(error).__name__}: {error}")
+        raise ValueError(f"{folder} cannot be read ({reason}): make it again") from None
 
 
 def load_rows(folder: Path) -> "Dataset":

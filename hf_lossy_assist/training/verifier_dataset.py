@@ -94,15 +94,6 @@ class VerifierDataset:
     def __len__(self) -> int:
         return len(self.p)
 
-    def check_for(self, method: str, position: str) -> None:
-        """Refuse data whose states are not at the position that this method's head reads."""
-        spec = FeatureSpec(**self.facts["settings"]["features"])
-        if spec.position != position:
-            other = find_method_for_head("acceptable", spec.position).name
-            raise ValueError(
-                f"this dataset holds the {spec}: it is for hf-lossy fit {other}. Collect again with --for {method}"
-            )
-
 
 def read_dataset(path: str | Path) -> VerifierDataset:
     """Return the dataset written by `collect`.

@@ -21,8 +21,7 @@ from ...artifacts.head_config import HeadConfig
 from ...artifacts.identity import ModelIdentity, tokenizer_hash, versions
 from ...models.introspection import vocabulary_of
 from ...stats.intervals import auroc
-from ...training.head_quality import Evidence, HeadReport, add_intervals, draw_roc
-from ...training.head_training import write_fitted
+from ...training.head_quality import Evidence, HeadReport, add_intervals
 from ...training.jobs import check_models, recorded_weights
 from ...training.run_folder import name_unreadable
 from .classifiers import (
@@ -103,9 +102,7 @@ def fit_autojudge(
     unconverged = sum(int(pipeline[-1].n_iter_[0]) >= settings.max_iter for pipeline in pipelines)
     report = _make_report(mined, held_out, c, settings, unconverged)
     fitted.config = _add_figures(config, mined, held_out, report, settings)
-    curves = {"linear": (held_out.aligned, y[held_out.rows], report.auroc)}
-    plot = draw_roc(curves, "ROC of the judge", "unimportant tokens rejected", "important tokens rejected")
-    write_fitted(fitted, out, {"roc.png": plot})
+    fitted.save_pretrained(out)
     return fitted, report
 
 

@@ -14,8 +14,8 @@ import torch
 
 from ...artifacts.head import Head
 from ...stats.intervals import auroc
-from ...training.head_quality import Evidence, HeadReport, add_intervals, bin_probabilities, draw_reliability, draw_roc
-from ...training.head_training import HeadFitSettings, fit_labels, make_config, open_collected, write_fitted
+from ...training.head_quality import Evidence, HeadReport, add_intervals
+from ...training.head_training import HeadFitSettings, fit_labels, make_config, open_collected
 from ...training.verifier_dataset import VerifierDataset, label_acceptable
 from ...validation import MOST_FACTOR, check_number
 
@@ -34,8 +34,6 @@ class VerifierReport(HeadReport):
     lam: float | None  # of SPRINTER's labels; None: they are SpecDec++'s
     acceptance: float  # mean label
     kl: float  # mean of KL(label ‖ head) in nats
-    scores: np.ndarray  # of the held-out tokens, as the labels
-    labels: np.ndarray
 
     def metrics(self) -> dict[str, object]:
         share = "acceptable_share" if self.lam is not None else "acceptance_rate"
@@ -77,8 +75,6 @@ def measure(head: Head, table: VerifierDataset, lam: float | None = None) -> Ver
         lam=lam,
         acceptance=float(y.mean()),
         kl=float((_compute_kl_term(y, a) + _compute_kl_term(1 - y, 1 - a)).mean()),
-        scores=v,
-        labels=y,
     )
 
 
@@ -141,8 +137,6 @@ def fit_sprinter(
 ) -> tuple[Head, list[VerifierReport]]:
     """Fit a head for each λ, and write the one for the λ that the data was collected with (or else the first) to `out`.
 
-    The folder contains the files of `Head.save_pretrained`, and plots.
-
     Returns: the head that was written, and the reports for every λ in the order given. Raises: `ValueError`, one line.
     """
     for lam in lambdas:
@@ -153,9 +147,7 @@ def fit_sprinter(
     fitted = [fit_head(table, lam, settings) for lam in lambdas]
     head, report = fitted[lambdas.index(collected) if collected in lambdas else 0]
     head.config.metrics.update({f"auroc_lambda_{r.lam:g}": r.auroc for _, r in fitted if r is not report})
-    curves = {f"$\\lambda$ = {r.lam:g}": (r.scores, r.labels, r.auroc) for _, r in fitted}
-    bins = bin_probabilities(report.scores, report.labels)
-    write_fitted(head, out, {"roc.png": draw_roc(curves), "reliability.png": draw_reliability(bins)})
+    head.save_pretrained(out)
     return head, [r for _, r in fitted]
 
 
@@ -165,7 +157,5 @@ def fit_specdec(
     """Fit a head to the dataset `data` and write it to the folder `out`. For `weight` see `fit_head`. Raises: `ValueError`, one line."""
     table = open_collected(data, out, "specdec", "token")
     head, report = fit_head(table, None, settings, weight)
-    bins = bin_probabilities(report.scores, report.labels)
-    figure = draw_reliability(bins, "acceptance rate", "Reliability of the acceptance head")
-    write_fitted(head, out, {"reliability.png": figure})
+    head.save_pretrained(out)
     return head, report

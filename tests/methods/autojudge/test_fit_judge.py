@@ -287,14 +287,14 @@ def test_a_certain_head_gets_no_threshold_that_accepts_everything():
 
 def test_a_heads_folder_is_whole(judged):
     head, report, folder = judged
-    assert {p.name for p in folder.iterdir()} == {"README.md", "config.json", "model.safetensors", "roc.png"}
+    assert {p.name for p in folder.iterdir()} == {"README.md", "config.json", "model.safetensors"}
     assert [p.name for p in folder.parent.iterdir()] == ["head"]
     back = Head.from_pretrained(folder)
     assert back.digest == head.digest and back.config == head.config and head.source == str(folder)
     card = (folder / "README.md").read_text()
     assert card_problems(card) == ([], [])
     for text in (
-        'lossy_policy="autojudge", head=head', "](roc.png)", "**important**", LABEL, "states of the draft and the target",
+        'lossy_policy="autojudge", head=head', "**important**", LABEL, "states of the draft and the target",
         f"| {report.threshold:.4g} (default) |", f"| auroc | {report.auroc:.4g} |", "reject at least 90% of the important tokens",
         "recall: important tokens rejected", "https://huggingface.co/papers/2504.20039",
     ):  # fmt: skip

@@ -4,10 +4,10 @@ For SPRINTER (Zhong et al., A.5, huggingface.co/papers/2502.04557) and SpecDec++
 layer, so a head reads raw hidden states.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import torch
 from torch.nn import functional as F
@@ -21,12 +21,10 @@ from ..artifacts.identity import ModelIdentity, versions
 from ..registry import find_method_for_head
 from ..setting_fields import check_bounds
 from ..validation import MOST, shown
-from .head_quality import HeadReport
 from .jobs import recorded_weights
 from .verifier_dataset import VerifierDataset, read_dataset
 
 
-Report = TypeVar("Report", bound=HeadReport)
 SHARES = (0.7, 0.15, 0.15)  # of the prompts: for training, early stopping, and the reported figures
 FEWEST_PROMPTS = 8
 
@@ -68,12 +66,13 @@ def train_head(
     features: torch.Tensor,
     y: torch.Tensor,
     weight: torch.Tensor,
+    shift: float,
     splits: Mapping[str, torch.Tensor],
     settings: HeadFitSettings,
 ) -> Head:
-    """Train a head that reads raw `features` (N, H) and predicts `y` (N,) in [0, 1]; `weight` (N,): of each record in the loss.
+    """Train a head that reads raw `features` (N, H) and predicts `y` (N,) in [0, 1].
 
-    `splits`: from `split_prompts`.
+    `weight` (N,): of each record in the loss; `shift`: of the log-odds afterwards. `splits`: from `split_prompts`.
     """
     train, valid = splits["training"], splits["early stopping"]
     generator = torch.Generator().manual_seed(settings.seed)
@@ -100,13 +99,20 @@ def train_head(
             break
     head.load_state_dict(state)
     fold_scaler(head, mean, scale)
+    with torch.no_grad():
+        find_linears(head)[-1].bias.add_(shift)
     return head.eval()
+
+
+def find_linears(head: Head) -> list[torch.nn.Linear]:
+    """Return the layers of a head, in order."""
+    return [module for module in head.modules() if isinstance(module, torch.nn.Linear)]
 
 
 @torch.no_grad()
 def fold_scaler(head: Head, mean: torch.Tensor, scale: torch.Tensor) -> None:
     """Convert the first layer, trained on (x − mean)/scale, to read raw features x. `mean`, `scale`: (H,)."""
-    first = next(module for module in head.modules() if isinstance(module, torch.nn.Linear))
+    first = find_linears(head)[0]
     first.weight.div_(scale)
     first.bias.sub_(first.weight @ mean)
 
@@ -132,48 +138,6 @@ def make_config(
         decoding=select_sampling(facts["settings"]),
         versions=versions(),
     )
-
-
-def fit_labels(
-    table: VerifierDataset,
-    settings: HeadFitSettings,
-    labels: torch.Tensor,
-    weigh: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor, float]],
-    measure: Callable[[Head, VerifierDataset], Report],
-    config: HeadConfig,
-    described: Mapping[str, str],
-) -> tuple[Head, Report]:
-    """Fit one head to `labels` (N,) in [0, 1].
-
-    Args:
-        weigh: given the training records (N,) bool, returns labels and weights in the loss, and the shift of the
-            log-odds afterwards.
-        measure: a report on the test prompts. described: prefixes and loss, for the config.
-
-    Returns: the head, in evaluation mode, with its figures in its config, and the report.
-
-    Raises: `ValueError` if a part of the split has only one of the two labels.
-    """
-    splits = split_prompts(table.prompt, settings.seed)
-    for name, mask in splits.items():
-        share = float(labels[mask].mean())
-        if not 0 < share < 1:
-            raise ValueError(f"the {name} prompts have only one label ({share:.0%} acceptable); collect more prompts")
-    y, weight, shift = weigh(splits["training"])
-    head = train_head(config, table.features, y, weight, splits, settings)
-    with torch.no_grad():
-        head.linear.bias += shift  # type: ignore[union-attr, operator]
-    report = measure(head, table.of(splits["test"]))
-    sizes = [int(mask.sum()) for mask in splits.values()]
-    training = {
-        "prompts": table.facts["source"] or "not named",
-        "number_of_prompts": table.facts["prompts"],
-        "tokens": "{} for training, {} for early stopping, {} for the figures; no prompt in two parts".format(*sizes),
-        **described,
-        "seed": settings.seed,
-    }
-    head.config = replace(config, training=training, metrics=report.metrics())
-    return head, report
 
 
 def open_collected(data: str | Path, out: str | Path, method: str, position: str) -> VerifierDataset:

@@ -6,7 +6,7 @@ and a rejection weighs more than an acceptance. Their head is a residual network
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,7 @@ import torch
 from ...artifacts.head import Head
 from ...stats.intervals import auroc
 from ...training.head_quality import Evidence, HeadReport, add_intervals
-from ...training.head_training import HeadFitSettings, fit_labels, make_config, open_collected
+from ...training.head_training import HeadFitSettings, make_config, open_collected, split_prompts, train_head
 from ...training.verifier_dataset import VerifierDataset, label_acceptable
 from ...validation import MOST_FACTOR, check_number
 
@@ -86,31 +86,42 @@ def _compute_kl_term(y: np.ndarray, a: np.ndarray) -> np.ndarray:
 def fit_head(
     table: VerifierDataset, lam: float | None, settings: HeadFitSettings = DEFAULTS, weight: float = WEIGHT
 ) -> tuple[Head, VerifierReport]:
-    """Fit one head to SPRINTER's labels for λ, or to SpecDec++'s if it is None; see `fit_labels`.
+    """Fit one head to SPRINTER's labels for λ, or to SpecDec++'s if it is None. The figures in its config are those of the report, on held-out prompts.
 
     `weight`: of a rejection in SpecDec++'s loss, w in −[y·log a + w·(1 − y)·log(1 − a)]. This loss is smallest where odds are w times too low. The
     intercept is moved back by log w, which the paper does not do, so that a is an acceptance probability and a stop's h is one as documented.
     """
-    y = compute_labels(table, lam)
-    total = y + weight * (1 - y)  # a record of weight `total` and label y/`total` yields the two terms of the loss
+    splits, y = split_prompts(table.prompt, settings.seed), compute_labels(table, lam)
+    for name, mask in splits.items():
+        share = float(y[mask].mean())
+        if not 0 < share < 1:
+            raise ValueError(f"the {name} prompts have only one label ({share:.0%} acceptable); collect more prompts")
+    training, labels = splits["training"], y
     if lam is None:
         check_number("--weight", weight, 1e-3, 1e3)
+        total = y + weight * (1 - y)  # a record of weight `total` and label y/`total` yields the two terms of the loss
+        labels, weights, shift = y / total, total / total[training].mean(), float(np.log(weight))
         config = make_config(table, settings, "specdec", "min(1, p(x)/q(x))")
         prefixes = f"the draft's text with {table.facts['settings']['mix']:.0%} of its tokens replaced by the target's"
         details = f"soft labels, a refusal weighs {weight:g}, intercept moved back"
     else:
+        weights, shift = _compute_weights(table, y, training, settings.balance)
         config = make_config(table, settings, "sprinter", f"q(x) ≤ {lam:g}·p(x)", lam)
         prefixes = "original, draft-only, target-only and interleaved, weighted equally"
         details = "both labels weighted equally, intercept moved back" if settings.balance else "hard labels"
-
-    def weigh(train: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, float]:
-        if lam is None:
-            return y / total, total / total[train].mean(), float(np.log(weight))
-        return y, *_compute_weights(table, y, train, settings.balance)
-
-    loss = f"binary cross entropy, {details}; Adam, learning rate {settings.learning_rate:g}, early stopping"
-    measured = {"prefixes": prefixes, "loss": loss}
-    return fit_labels(table, settings, y, weigh, lambda head, test: measure(head, test, lam), config, measured)
+    head = train_head(config, table.features, labels, weights, shift, splits, settings)
+    report = measure(head, table.of(splits["test"]), lam)
+    sizes = [int(mask.sum()) for mask in splits.values()]
+    facts = {
+        "prompts": table.facts["source"] or "not named",
+        "number_of_prompts": table.facts["prompts"],
+        "tokens": "{} for training, {} for early stopping, {} for the figures; no prompt in two parts".format(*sizes),
+        "prefixes": prefixes,
+        "loss": f"binary cross entropy, {details}; Adam, learning rate {settings.learning_rate:g}, early stopping",
+        "seed": settings.seed,
+    }
+    head.config = replace(config, training=facts, metrics=report.metrics())
+    return head, report
 
 
 def _compute_weights(

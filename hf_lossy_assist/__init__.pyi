@@ -101,9 +101,9 @@ from .text.structured import StructuredOutput as StructuredOutput
 from .text.structured import structured as structured
 from .transformers_loop.attach import TransformersLoop as TransformersLoop
 from .transformers_loop.attach import in_transformers_loop as in_transformers_loop
-from .transformers_loop.candidates import DraftCriterion as DraftCriterion
-from .transformers_loop.candidates import PolicyCandidateGenerator as PolicyCandidateGenerator
-from .transformers_loop.processors import AcceptanceProcessor as AcceptanceProcessor
+from .transformers_loop.rounds import AcceptanceProcessor as AcceptanceProcessor
+from .transformers_loop.rounds import DraftCriterion as DraftCriterion
+from .transformers_loop.rounds import PolicyCandidateGenerator as PolicyCandidateGenerator
 
 __version__: str
 Verification = SVFilter

@@ -18,7 +18,7 @@ from ._runs import check_out
 
 
 if TYPE_CHECKING:
-    from ..training.head_quality import Evidence
+    from ..training.head_training import Evidence
 
 SHOWN = 8  # rows in the table of thresholds
 CollectedStates = Annotated[Path, typer.Argument(help="folder that `hf-lossy collect --for eagle3` wrote")]
@@ -128,7 +128,7 @@ def fit_autojudge_command(
     few = [row for i, row in enumerate(rows) if i % step == 0 or row[0] == report.threshold]
     show_figures(("threshold", "important rejected", "unimportant accepted"), few)
     source = f"out of {report.folds} folds" if report.folds else "held out"
-    counts, share, row = report.evidence.counts, training.head_quality.format_share, report.row_at(report.threshold)
+    counts, share, row = report.evidence.counts, training.head_training.format_share, report.row_at(report.threshold)
     show(
         f"{sum(counts.values())} mismatches {source}, {counts['important']} important; in all {report.mismatches} of "
         f"{report.problems} problems, {report.important:.1%} important\n"

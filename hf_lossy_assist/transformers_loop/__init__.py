@@ -1,2 +1,2 @@
-"""Policies inside Transformers' assisted generation: `attach` installs them, `candidates` drafts and filters, `processors` accept, and `assist` is
+"""Policies inside Transformers' assisted generation: `attach` installs them, `rounds` drafts and accepts, and `assist` is
 the way of calls whose models cannot be decoded in rows."""

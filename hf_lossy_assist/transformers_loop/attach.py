@@ -27,8 +27,7 @@ from ..policy.parse import as_policy
 from ..policy.policy import LossyPolicy
 from ..stats.clock import Clock
 from ..stats.speculation import RowStats, SpeculationStats
-from .candidates import PolicyCandidateGenerator
-from .processors import AcceptanceProcessor
+from .rounds import AcceptanceProcessor, PolicyCandidateGenerator
 
 
 WAY_OUT = "call hla.enable(target) and pass lossy_policy=…"

@@ -3,7 +3,7 @@
 import pytest
 
 from hf_lossy_assist.stats.intervals import Estimate
-from hf_lossy_assist.training.head_quality import FEWEST, Evidence, add_intervals, format_share
+from hf_lossy_assist.training.head_training import FEWEST, Evidence, add_intervals, format_share
 
 
 MORE = {"important": "mine more problems", "unimportant": "mine other problems"}

@@ -18,7 +18,7 @@ from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria,
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.models.facts import CACHE
-from hf_lossy_assist.transformers_loop import candidates, processors
+from hf_lossy_assist.transformers_loop import rounds
 
 
 pytestmark = [
@@ -172,8 +172,7 @@ def law_of_round(monkeypatch, target, draft, policy, prompt, length, end):
     """The law of texts of `length` tokens where one round of Transformers' loop is completed by the target."""
     choices = Scripted()
     choices.rule = hla.as_policy(policy).rule
-    for module in (candidates, processors):
-        monkeypatch.setattr(module, "Randomness", lambda: choices)
+    monkeypatch.setattr(rounds, "Randomness", lambda: choices)
     monkeypatch.setattr(torch, "multinomial", choices.multinomial)
     texts = enumeration.Texts(target, prompt["input_ids"][0], target.config.vocab_size, length, end)
 

@@ -16,7 +16,7 @@ from ...artifacts.features import FeatureSpec
 from ...artifacts.head import Head, LinearHead
 from ...artifacts.head_config import HeadConfig
 from ...setting_fields import check_bounds
-from ...training.head_quality import FEWEST
+from ...training.head_training import FEWEST
 from ...validation import MOST
 
 

@@ -21,7 +21,7 @@ from ...artifacts.head_config import HeadConfig
 from ...artifacts.identity import ModelIdentity, tokenizer_hash, versions
 from ...models.introspection import vocabulary_of
 from ...stats.intervals import auroc
-from ...training.head_quality import Evidence, HeadReport, add_intervals
+from ...training.head_training import Evidence, HeadReport, add_intervals
 from ...training.jobs import check_models, recorded_weights
 from ...training.run_folder import name_unreadable
 from .classifiers import (

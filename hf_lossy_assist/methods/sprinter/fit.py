@@ -14,8 +14,16 @@ import torch
 
 from ...artifacts.head import Head
 from ...stats.intervals import auroc
-from ...training.head_quality import Evidence, HeadReport, add_intervals
-from ...training.head_training import HeadFitSettings, make_config, open_collected, split_prompts, train_head
+from ...training.head_training import (
+    Evidence,
+    HeadFitSettings,
+    HeadReport,
+    add_intervals,
+    make_config,
+    open_collected,
+    split_prompts,
+    train_head,
+)
 from ...training.verifier_dataset import VerifierDataset, label_acceptable
 from ...validation import MOST_FACTOR, check_number
 

@@ -164,7 +164,7 @@ class Evidence:
     """Held-out data behind a head's figures.
 
     Args:
-        auroc: with an interval over whole texts (`stats.auroc.auroc`).
+        auroc: with an interval over whole texts (`stats.intervals.auroc`).
         texts: number of held-out problems or prompts; unit: the name for them.
         counts: held-out tokens by label; expected numbers if labels are probabilities.
         missing: by label, how to get more of them.

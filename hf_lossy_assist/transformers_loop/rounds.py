@@ -30,10 +30,10 @@ from ..models.row_model import RowModel
 from ..policy.policy import LossyPolicy
 from ..round import Draft, Selection, Verified
 from ..rules import RuleRun, Strict, accept
-from ..rules.base import refuse_unfit
 from ..stats.clock import Clock
 from ..stats.speculation import Record, RowStats
 from ..stops import StopRun
+from ..tensors import refuse_unfit
 
 
 def process(processors: LogitsProcessorList, text: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:

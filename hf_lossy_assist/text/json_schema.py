@@ -3,8 +3,8 @@
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
+from ..artifacts.json_io import JSONObject
 from ..validation import shown
 
 
@@ -80,7 +80,7 @@ def read_schema(source: Mapping[str, object] | str, most: int = MOST_CHARACTERS)
 _RAW = re.compile(r'^(\S+ ::= \(\(\[\^\\"\\\\)\\r\\n(\]\)\))$', re.MULTILINE)
 
 
-def hold_characters(grammar: object) -> Any:
+def hold_characters(grammar: object) -> object:
     """Return an `xgrammar.Grammar`, or its source if it lets strings with a length contain raw control characters, which JSON must escape."""
     text, count = _RAW.subn(r"\1\\0-\\x1f\2", str(grammar))
     return text if count else grammar
@@ -121,7 +121,7 @@ def _check_schema(schema: object, root: object) -> None:
             _check_schema(value, root)
 
 
-def _rewrite_as_pattern(schema: dict[str, Any]) -> None:
+def _rewrite_as_pattern(schema: JSONObject) -> None:
     """Rewrite a string's lengths, or its format, in place."""
     lengths = [schema[key] for key in ("minLength", "maxLength") if key in schema]
     if (
@@ -148,7 +148,7 @@ def _exclude_each_other(branches: Sequence[object], root: object) -> bool:
     return any(len({constant.get(name) for constant in constants} - {None}) == len(schemas) for name in constants[0])
 
 
-def _find_constants(schema: dict[str, Any], root: object) -> dict[str, str]:
+def _find_constants(schema: JSONObject, root: object) -> dict[str, str]:
     """Return the texts that an object's required properties are, by name."""
     named, required = schema.get("properties"), schema.get("required")
     if schema.get("type") != "object" or not isinstance(named, dict) or not isinstance(required, list):
@@ -157,7 +157,7 @@ def _find_constants(schema: dict[str, Any], root: object) -> dict[str, str]:
     return {name: constant for name, constant in constants.items() if isinstance(constant, str)}
 
 
-def _find_kinds(schema: dict[str, Any]) -> set[str]:
+def _find_kinds(schema: JSONObject) -> set[str]:
     """Return the types of a schema's values; all, if it does not name them. Each integer is a number, too."""
     values, kinds = [schema["const"]] if "const" in schema else schema.get("enum"), schema.get("type")
     if isinstance(values, list):
@@ -166,7 +166,7 @@ def _find_kinds(schema: dict[str, Any]) -> set[str]:
     return {"number" if kind == "integer" else str(kind) for kind in kinds}
 
 
-def _resolve(schema: object, root: object) -> dict[str, Any]:
+def _resolve(schema: object, root: object) -> JSONObject:
     """Return the schema that a chain of references within `root` leads to; an empty one, which any value is of, if to none."""
     for _ in range(MOST_LEVELS):
         if not isinstance(schema, dict) or not isinstance(schema.get("$ref"), str):
@@ -178,7 +178,7 @@ def _resolve(schema: object, root: object) -> dict[str, Any]:
     return schema if isinstance(schema, dict) and "$ref" not in schema else {}
 
 
-def _not_held(schema: dict[str, Any]) -> Iterator[str]:
+def _not_held(schema: JSONObject) -> Iterator[str]:
     """Yield a reason for each top-level keyword of a schema that is not enforced."""
     kinds = schema.get("type", [])
     kinds = [kinds] if isinstance(kinds, str) else kinds if isinstance(kinds, list) else []
@@ -200,7 +200,7 @@ def _not_held(schema: dict[str, Any]) -> Iterator[str]:
     yield from _not_held_limits(schema, kinds)
 
 
-def _not_held_limits(schema: dict[str, Any], kinds: list[str]) -> Iterator[str]:
+def _not_held_limits(schema: JSONObject, kinds: list[str]) -> Iterator[str]:
     """Yield a reason for each limit of a typed schema that is not enforced."""
     named, required = schema.get("properties", {}), schema.get("required")
     pattern = str(schema.get("pattern", ""))

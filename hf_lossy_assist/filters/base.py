@@ -132,9 +132,5 @@ class Staged(CompanionFilter, name="staged", paper="2308.04623", example={"compa
         slot = at.clamp(max=gamma - 1)[:, None]
         token = torch.where(rejected[:, None], verdict.token[:, None], draft.tokens.gather(1, slot))
         corrected = replace(draft, tokens=draft.tokens.scatter(1, slot, token), probs=companion[:, :gamma])
-        return Selection(
-            corrected,
-            torch.minimum(at + 1, draft.lengths),
-            companion=companion,
-            replaced=torch.where(rejected, at, gamma),
-        )
+        replaced = torch.where(rejected, at, gamma)
+        return Selection(corrected, torch.minimum(at + 1, draft.lengths), companion=companion, replaced=replaced)

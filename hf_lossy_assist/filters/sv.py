@@ -127,9 +127,7 @@ class Schedule:
         """
         batch, gamma = self.gains.shape
         rows = np.arange(batch)[:, None]
-        before = np.pad(self.gains, ((0, 0), (1, 0)), constant_values=1.0)[
-            rows[:, 0], at
-        ]  # (B,) π of the token before
+        before = np.pad(self.gains, ((0, 0), (1, 0)), constant_values=1.0)[rows[:, 0], at]  # (B,) π before the token
         gain = before[:, None] * accept  # (B, K)
         row, slot = self.order // gamma, self.order % gamma  # (n,)
         value = self.gains.reshape(-1)[self.order]

@@ -82,7 +82,6 @@ class LimitedRun(RuleRun):
         self.inner = rule.rule.start(prompts)
         self.used = torch.zeros(len(prompts), dtype=torch.int64, device=prompts[0].device)
         self.inside = self.used > 0 if rule.inside is None else at_end(prompts, rule.inside)
-        # Decision about the current round.
         self._decided: tuple[Verified, torch.Tensor | None, LimitedDecision] | None = None
 
     def accepts(self, verified: Verified, coins: torch.Tensor | None) -> torch.Tensor:

@@ -24,9 +24,7 @@ class Pointwise(AcceptanceRule):
 
     def keeps(self, dists: Distributions) -> torch.Tensor:
         """Return the tokens that are accepted without a coin, (..., n) bool."""
-        raise NotImplementedError(
-            f'{type(self).__name__} needs a method keeps(dists), or modes = ("sampling",) and chance(dists)'
-        )
+        raise NotImplementedError(f"{type(self).__name__} needs keeps(dists), or chance(dists) and modes for sampling")
 
     def chance(self, dists: Distributions) -> torch.Tensor:
         """Return a(x), (..., n) in [0, 1]; NaN where q(x) = 0, which is never drafted."""

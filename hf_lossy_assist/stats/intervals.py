@@ -44,19 +44,12 @@ def rate(amounts: Sequence[float], seconds: Sequence[float], confidence: float =
     return _log_t(lambda amount, spent: amount / spent, (amounts, seconds), confidence)
 
 
-def ratio(
-    amounts: Sequence[float],
-    seconds: Sequence[float],
-    other_amounts: Sequence[float],
-    other_seconds: Sequence[float],
-    confidence: float = 0.95,
-) -> Estimate:
-    """Return the ratio of the first rate to the second on the same units; the jackknife omits a unit from both."""
-    samples = amounts, seconds, other_amounts, other_seconds
+def ratio(*samples: Sequence[float], confidence: float = 0.95) -> Estimate:
+    """Return the ratio of two rates, given by amounts and seconds of the same units; the jackknife omits a unit from both."""
     return _log_t(lambda a, s, b, t: (a / s) / (b / t), samples, confidence)
 
 
-def _log_t(statistic: Callable[..., np.ndarray], samples: tuple[Sequence[float], ...], confidence: float) -> Estimate:
+def _log_t(statistic: Callable[..., np.ndarray], samples: Sequence[Sequence[float]], confidence: float) -> Estimate:
     """Return a statistic of sums, with Student's t interval of its logarithm and the jackknife's standard error.
 
     At a nominal 95 %, a percentile bootstrap over the units covers the true ratio in 77 % (4 units) and 88 % (8 units) of 400 runs, this

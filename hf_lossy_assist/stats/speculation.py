@@ -214,10 +214,8 @@ class SpeculationStats:
         """Return a warning if drafting lost more than `MARGIN` against the target alone, as far as that can be estimated."""
         if self.worth is None or self.alone is None or self.worth >= 1 - MARGIN:
             return None
-        spent, about = sum(self.seconds.values()), "at most" if self.alone.kind == "at most" else "about"
-        line = (
-            f"drafting did not pay: {spent:.3f} s, and the target alone would take {about} {self.alone.seconds:.3f} s"
-        )
+        seconds = f"{'at most' if self.alone.kind == 'at most' else 'about'} {self.alone.seconds:.3f} s"
+        line = f"drafting did not pay: {sum(self.seconds.values()):.3f} s, and the target alone would take {seconds}"
         return line if self.falls_back else f"{line}; try policy.with_fallback()"
 
     def __getattr__(self, name: str) -> Any:

@@ -1,7 +1,7 @@
 """The base classes of draft stops: settings, and the run of one generate call."""
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeAlias
 
 import torch
@@ -50,9 +50,7 @@ class DraftStop(Frozen, kind="stop"):
         return int(self.max_draft)  # type: ignore[attr-defined]
 
     def with_longest(self, gamma: int) -> "DraftStop":
-        """Return a copy with longest draft `gamma` (`num_assistant_tokens=` of a call). Raises: `ValueError` without a field `max_draft`."""
-        if "max_draft" not in {field.name for field in fields(self)}:
-            raise ValueError(f"num_assistant_tokens: {type(self).__name__} has no field max_draft: leave it out")
+        """Return a copy with longest draft `gamma` (`num_assistant_tokens=` of a call), the field `max_draft`."""
         return replace(self, max_draft=gamma)  # type: ignore[call-arg]
 
     def check(
@@ -93,10 +91,7 @@ class StopRun(StoppingCriteria):
 
     @property
     def may_run_ahead(self) -> bool:
-        """Whether `after_token` may be called for tokens after a stop, so that the host can sync once for several tokens.
-
-        False if the stop needs `drafting` to know which rows continue, or if its code is from outside this package.
-        """
+        """Whether the host may sync once for several tokens: not if the stop needs `drafting`, or is from outside this package."""
         return self.is_of_package and type(self).drafting is StopRun.drafting
 
     @property
@@ -133,8 +128,7 @@ class StopRun(StoppingCriteria):
 
     def read(self, answers: Sequence[torch.Tensor]) -> list[list[int]]:
         """Copy the rows' answers for the last tokens, (B,) bool each, to the host: the device sync of an adaptive stop."""
-        looked = answers[0][None] if len(answers) == 1 else torch.stack(list(answers))
-        out: list[list[int]] = looked.tolist()
+        out: list[list[int]] = torch.stack(list(answers)).tolist()
         return out
 
     def observe(self, rows: list[int], drafted: list[int], accepted: list[int]) -> None:

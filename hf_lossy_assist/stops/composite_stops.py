@@ -40,6 +40,7 @@ class CompositeStop(DraftStop):
     reads_confidence = over_parts(any, "reads_confidence")
     patience = over_parts(min, "patience")
     joint = over_parts(any, "joint")
+    every: ClassVar[bool] = False  # all parts, rather than any, must stop
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -59,6 +60,10 @@ class CompositeStop(DraftStop):
     def parts(self) -> tuple[DraftStop, ...]:
         """The nested stops."""
         raise NotImplementedError
+
+    @property
+    def longest(self) -> int:
+        return (max if self.every else min)(stop.longest for stop in self.parts)
 
     def check(
         self, target: PreTrainedModel, draft: PreTrainedModel | None, tokenizer: PreTrainedTokenizerBase | None = None
@@ -106,7 +111,6 @@ class AnyOf(CompositeStop, name="any_of", example={"stops": ["svip", "constant"]
     """Stop when any of `stops` would; the lowest of their limits applies."""
 
     stops: tuple[DraftStop, ...]
-    every: ClassVar[bool] = False  # all of them, rather than any, must stop
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stops", tuple(self.stops))
@@ -115,10 +119,6 @@ class AnyOf(CompositeStop, name="any_of", example={"stops": ["svip", "constant"]
     @property
     def parts(self) -> tuple[DraftStop, ...]:
         return self.stops
-
-    @property
-    def longest(self) -> int:
-        return (max if self.every else min)(stop.longest for stop in self.parts)
 
     def with_longest(self, gamma: int) -> DraftStop:
         return replace(self, stops=tuple(stop.with_longest(gamma) for stop in self.stops))
@@ -143,10 +143,6 @@ class AtLeast(CompositeStop, name="at_least", example={"stop": "svip"}):
     @property
     def parts(self) -> tuple[DraftStop, ...]:
         return self.stop, Constant(self.n)
-
-    @property
-    def longest(self) -> int:
-        return max(self.stop.longest, self.n)
 
     def with_longest(self, gamma: int) -> "AtLeast":
         return AtLeast(self.stop.with_longest(gamma), min(self.n, gamma))

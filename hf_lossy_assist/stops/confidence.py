@@ -20,10 +20,8 @@ SVIPForm = Literal["bound", "entropy"]
 def require_features(stop: DraftStop, features: torch.Tensor | None) -> torch.Tensor:
     """Return what the engine passes to the stop. Raises: `ValueError` in a loop that passes nothing."""
     if features is None:
-        name = type(stop).__name__
-        raise ValueError(
-            f"{name} reads what Transformers' own loop does not pass on: use lossy_policy=… or in_transformers_loop"
-        )
+        way_out = "use lossy_policy=… or in_transformers_loop"
+        raise ValueError(f"{type(stop).__name__} reads what Transformers' own loop does not pass on: {way_out}")
     return features
 
 

@@ -211,7 +211,6 @@ class Fallback(CompositeStop, name="fallback", example={"stop": "svip"}):
 
     Args:
         margin: 1 never disables drafting.
-        stop (`DraftStop`): the stop to use while drafting pays.
         first: drafting rounds before drafting may be disabled.
         window: number of recent rounds of each kind to measure by.
         wait: rounds without drafts before the first trial.
@@ -229,17 +228,8 @@ class Fallback(CompositeStop, name="fallback", example={"stop": "svip"}):
     def parts(self) -> tuple[DraftStop, ...]:
         return (self.stop,)
 
-    @property
-    def longest(self) -> int:
-        return self.stop.longest
-
     def with_longest(self, gamma: int) -> "Fallback":
         return replace(self, stop=self.stop.with_longest(gamma))
-
-    @property
-    def rule(self) -> SwitchRule:
-        """When drafting is switched off and on."""
-        return SwitchRule(self.margin, self.first, self.window, self.wait, self.trials)
 
     def start(self, rows: int) -> "FallbackRun":
         return FallbackRun(self, rows)
@@ -252,7 +242,8 @@ class FallbackRun(CompositeStopRun):
 
     def __init__(self, settings: Fallback, rows: int, now: Callable[[], float] = time.perf_counter):
         super().__init__(settings, rows)
-        self.switch = DraftSwitch(settings.rule, rows, now)
+        rule = SwitchRule(settings.margin, settings.first, settings.window, settings.wait, settings.trials)
+        self.switch = DraftSwitch(rule, rows, now)
         self.planned = False  # whether the wrapped stop also gives a row a limit above 0
 
     def pair(self, target: PreTrainedModel, draft: PreTrainedModel, kind: Hashable) -> None:

@@ -1,3 +1,0 @@
-"""Modules of this subpackage, imported on first use; read by `__init__.py` and by type checkers."""
-
-from . import intervals as intervals

@@ -104,7 +104,7 @@ class Judge(
 
     @staticmethod
     def _judged(verified: Verified) -> torch.Tensor:
-        if verified.head_accepts is None:
-            assert verified.draft.gamma == 0, "the head reads every draft"
+        if verified.draft.gamma == 0:
             return torch.zeros_like(verified.tokens, dtype=torch.bool)
+        assert verified.head_accepts is not None, "the head has not been asked"
         return verified.head_accepts

@@ -22,7 +22,7 @@ from rich.table import Table
 from rule_arms import GREEDY, SAMPLING, STRICT, Arm, arms_for
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.registry.registry import build_catalog
+from hf_lossy_assist.registry import list_entries
 from hf_lossy_assist.stats.speculation import SpeculationStats
 from hf_lossy_assist.tasks.load import AnswerTask, Problem, load_task
 
@@ -90,7 +90,7 @@ def equals_strict(row: dict[str, Any], rows: list[dict[str, Any]]) -> bool:
 
 
 def markdown(rows: list[dict[str, Any]], args: argparse.Namespace) -> str:
-    lossless = [f"`{e.name}`" for e in build_catalog() if e.kind == "rule" and e.guarantee == "lossless"]
+    lossless = [f"`{e.name}`" for e in list_entries("rule") if e.guarantee == "lossless"]
     same = [r for r in rows if equals_strict(r, rows)]
     speeds = [r["of_strict"] for r in same]
     noise = (

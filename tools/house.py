@@ -36,7 +36,7 @@ SHORT = frozenset(
     {
         "artifacts/conditions.py", "cli/__main__.py", "evaluation/lm_eval_models.py",
         "cli/published.py",
-        "artifacts/loading.py", "ray/dataset_writer.py", "registry/discovery.py", "setting_fields.py", "methods/drafter_settings.py",
+        "artifacts/loading.py", "ray/dataset_writer.py", "setting_fields.py", "methods/drafter_settings.py",
         "server/settings.py", "tasks/load.py",
     }
 )  # fmt: skip

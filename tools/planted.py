@@ -102,8 +102,8 @@ FAULTS = (
     Fault("server queue", "server/worker.py", "if len(self._jobs) + texts > self.most:", "if len(self._jobs) > self.most:", "server"),
     # Files and certificates
     Fault("files atomic", "artifacts/files.py", "made = Path(tempfile.mkdtemp(prefix=f\".{path.name}.\", dir=path.parent))", "made = path; made.mkdir(exist_ok=True)", "artifacts"),
-    Fault("files depth", "artifacts/json_io.py", "except RecursionError:", "except MemoryError:", "artifacts"),
-    Fault("files links", "artifacts/safe_references.py", "if path.is_symlink() and (path == subfolder or path.resolve().parent != blobs):", "if False:", "artifacts/test_references.py"),
+    Fault("files depth", "artifacts/files.py", "except RecursionError:", "except MemoryError:", "artifacts"),
+    Fault("files links", "policy/json_form.py", "if path.is_symlink() and (path == subfolder or path.resolve().parent != blobs):", "if False:", "artifacts/test_references.py"),
     Fault("files other run", "training/run_folder.py", "self._refuse_other_run(record)", "pass", "training methods cli evaluation"),
     Fault("certificates share", "evaluation/tuning.py", "share, climbing = delta / len(ladders), True", "share, climbing = delta, True", "evaluation/test_bounds.py"),
     Fault("certificates climb", "evaluation/tuning.py", "climbing = climbing and harm <= max_loss", "climbing = harm <= max_loss", "evaluation"),

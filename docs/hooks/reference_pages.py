@@ -1,12 +1,12 @@
 """Generate pages at every build from the package: policies, papers, commands, and the public Python names.
 
-The sources are `build_catalog()`, the typer app and `hf_lossy_assist.__all__`.
+The sources are the registry's entries, the typer app and `hf_lossy_assist.__all__`.
 """
 
 import inspect
 from collections.abc import Iterable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, get_args
 
 import typer
@@ -16,7 +16,7 @@ from mkdocs.structure.files import File, Files
 
 import hf_lossy_assist
 from hf_lossy_assist.cli import app
-from hf_lossy_assist.registry.registry import build_catalog
+from hf_lossy_assist.registry import list_entries
 
 
 KINDS = {
@@ -67,6 +67,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 # -- policies and papers ----------------------------------------------------------------------------------------------
+
+
+def build_catalog() -> list[SimpleNamespace]:
+    return [SimpleNamespace(**entry.describe()) for entry in list_entries()]
 
 
 def policies_page() -> str:

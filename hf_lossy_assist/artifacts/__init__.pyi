@@ -5,6 +5,5 @@ from . import features as features
 from . import files as files
 from . import head as head
 from . import identity as identity
-from . import json_io as json_io
 from . import loading as loading
 from . import sv_profile as sv_profile

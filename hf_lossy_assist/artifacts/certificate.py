@@ -8,9 +8,8 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from ..validation import one_line, shown
-from .files import format_json, write_text
+from .files import check_types, format_json, read_object
 from .identity import ModelIdentity, doubt_weights
-from .json_io import check_types, read_object
 
 
 CERTIFICATE = "certificate.json"
@@ -67,16 +66,16 @@ class Certificate:
             _split_model(model)
 
     def write(self, folder: Path) -> None:
-        write_text(folder / CERTIFICATE, format_json(asdict(self)))
+        (folder / CERTIFICATE).write_text(format_json(asdict(self)), encoding="utf-8")
 
     @classmethod
     def read(cls, folder: Path) -> "Certificate":
         """Read the file written by `write`. Raises: `ValueError`, one line, for other entries, types or impossible values; `OSError`."""
-        file = folder / CERTIFICATE
+        entries = read_object(folder / CERTIFICATE)
         try:
-            return cls(**read_object(file, "an object, a certificate"))
+            return cls(**entries)
         except (TypeError, ValueError) as error:
-            raise ValueError(f"{file}: {one_line(error)}") from None
+            raise ValueError(f"{folder / CERTIFICATE}: {one_line(error)}") from None
 
     def doubts(
         self,
@@ -89,29 +88,23 @@ class Certificate:
         `models`: by role, or None. `decoding`: the known arguments of `generate`; a smaller `max_new_tokens` is no difference.
         `fingerprint`: of the policy, if known.
         """
-        found = []
+        doubts = []
         if fingerprint not in (None, self.fingerprint):
-            found.append(f"another policy than {shown(self.policy, 200)}, or another head in it")
+            doubts.append(f"another policy than {shown(self.policy, 200)}, or another head in it")
         for role, model in models.items():
-            found += self._doubts_of(role, model)
-        for name, here in decoding.items():
-            if name not in self.decoding:
-                continue
-            there = self.decoding[name]
-            if name == "max_new_tokens":
-                found += [f"texts of up to {there} new tokens there, longer ones here"] if here > there else []
-            elif here != there:
-                found.append(f"{name} {shown(there)} there, {shown(here)} here")
-        return found
-
-    def _doubts_of(self, role: str, model: PreTrainedModel | None) -> list[str]:
-        if role not in self.models:
-            return []
-        if model is None:
-            return [f"no {role} model by itself"]
-        here, (there, weights, dtype) = ModelIdentity.of(model), _split_model(self.models[role])
-        what = there.conflict(here) or there.doubt(here) or doubt_weights(weights, dtype, model)
-        return [f"another {role} ({what})"] if what else []
+            if role in self.models and model is None:
+                doubts.append(f"no {role} model by itself")
+            elif role in self.models:
+                here, (there, weights, dtype) = ModelIdentity.of(model), _split_model(self.models[role])
+                if what := there.conflict(here) or there.doubt(here) or doubt_weights(weights, dtype, model):
+                    doubts.append(f"another {role} ({what})")
+        for name, value in decoding.items():
+            there = self.decoding.get(name, value)
+            if name == "max_new_tokens" and value > there:
+                doubts.append(f"texts of up to {there} new tokens there, longer ones here")
+            elif name != "max_new_tokens" and value != there:
+                doubts.append(f"{name} {shown(there)} there, {shown(value)} here")
+        return doubts
 
     def rows(self) -> list[tuple[str, str]]:
         """Return the rows of a card's table of figures."""
@@ -124,7 +117,7 @@ class Certificate:
             (f"speed at batch size {self.batch_size}", speed),
         ]
 
-    def results(self) -> list[tuple[str, str, float | None]]:
+    def results(self) -> list[tuple[str, str, object]]:
         """Return the figures for a card's model index: type, name and value."""
         harms = f"right by the target, wrong by this policy; at most {self.max_loss:.2%} at {self._sure} confidence"
         speed = f"speed × the target alone, batch size {self.batch_size}, on {self.machine}"
@@ -139,14 +132,6 @@ class Certificate:
             f"{self.policy}: {self.of_target:.2f} × the target; harms {self.harms} of {self.problems} answers and mends {self.gains}; certified: "
             f"harms at most {self.max_loss:.2%} at {self._sure} confidence, {self.scope}"
         )
-
-
-def write_certificate(certificate: Certificate | None, folder: Path, goal: Path) -> None:
-    """Write a policy's certificate into `folder`, whose files will replace those in `goal`; without one, remove an older certificate from `goal`."""
-    if certificate is None:
-        (goal / CERTIFICATE).unlink(missing_ok=True)
-    else:
-        certificate.write(folder)
 
 
 def _split_model(record: Mapping[str, object]) -> tuple[ModelIdentity, object, object]:

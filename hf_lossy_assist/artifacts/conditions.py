@@ -4,15 +4,16 @@ import platform
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from transformers import GenerationConfig
 
-from ..validation import MOST_FACTOR, check_flag, check_int, check_positive
+from ..validation import check_flag, check_int, check_positive
 
 
 T = TypeVar("T")
+GREEDY = ": pass do_sample=False (--greedy) for greedy decoding"
 
 
 def describe_machine(device: torch.device) -> str:
@@ -46,31 +47,22 @@ NEUTRAL: tuple[dict[str, float], dict[str, float]] = (
 def read_shaping(config: GenerationConfig, sampling: bool) -> dict[str, float]:
     """Return the other settings that affect p and q; None stands for the neutral value."""
     neutral = NEUTRAL[0] | (NEUTRAL[1] if sampling else {})
-    given = {name: getattr(config, name, None) for name in neutral}
-    return {name: neutral[name] if value is None else value for name, value in given.items()}
+    values = {name: getattr(config, name, None) for name in neutral}
+    return {name: neutral[name] if value is None else value for name, value in values.items()}
 
 
-def check_sampling(settings: Any, greedy: str = "pass do_sample=False (--greedy)") -> None:
-    """Refuse sampling settings out of range. `greedy`: how to decode greedily, for the error. Raises: `ValueError`, `TypeError`."""
-    check_flag("do_sample", settings.do_sample)
-    check_int("top_k", settings.top_k, 0)
-    for name, most in (("top_p", 1.0), ("temperature", MOST_FACTOR)):
-        check_positive(name, getattr(settings, name), most, hint=f": {greedy} for greedy decoding")
-
-
-def check_decoding(settings: Mapping[str, object]) -> None:
-    """Refuse `settings` in a file that no run can have had. Raises: `ValueError` or `TypeError`, one line."""
+def check_sampling(settings: Mapping[str, object]) -> None:
+    """Refuse sampling settings out of range; in greedy decoding only `do_sample` matters. Raises: `ValueError`, `TypeError`, one line."""
     check_flag("do_sample", settings.get("do_sample"))
     if settings["do_sample"]:
-        check_positive("temperature", settings.get("temperature"))
+        check_positive("temperature", settings.get("temperature"), hint=GREEDY)
         check_positive("top_p", settings.get("top_p"), 1.0)
         check_int("top_k", settings.get("top_k"), 0)
 
 
 def read_sampling(config: GenerationConfig) -> dict[str, float]:
     """Return the sampling settings of a call's `GenerationConfig`; None stands for the neutral value."""
-    given: dict[str, float] = {"do_sample": bool(config.do_sample), "top_k": config.top_k or 0}
-    given |= {
-        name: 1.0 if getattr(config, name) is None else getattr(config, name) for name in ("temperature", "top_p")
-    }
-    return select_sampling(given)
+    settings: dict[str, float] = {"do_sample": bool(config.do_sample), "top_k": config.top_k or 0}
+    for name in ("temperature", "top_p"):
+        settings[name] = 1.0 if getattr(config, name) is None else getattr(config, name)
+    return select_sampling(settings)

@@ -6,7 +6,8 @@ import torch
 
 from ..models.hidden_state_hook import NORMED, HiddenStateHook, state_blocks
 from ..models.introspection import base_of
-from ..validation import check_flag, check_int, shown
+from ..validation import nearest
+from .files import check_types
 
 
 MODELS = ("draft", "target", "both", "companion")
@@ -32,18 +33,14 @@ class FeatureSpec:
     norm: bool = True
 
     def __post_init__(self) -> None:
-        for name, known in (("model", MODELS), ("position", POSITIONS)):
-            if getattr(self, name) not in known:
-                raise ValueError(
-                    f"FeatureSpec.{name}: expected one of {', '.join(known)}, got {shown(getattr(self, name))}"
-                )
-        check_flag("FeatureSpec.norm", self.norm)
-        if not isinstance(self.layer, int) or self.layer != -1:
-            check_int("FeatureSpec.layer", self.layer, 1)
-            if self.norm:
-                raise ValueError(
-                    f"FeatureSpec: layer {self.layer} has no final norm: pass norm=False, or layer=-1 for the last"
-                )
+        check_types(self)
+        for name, value, choices in (("model", self.model, MODELS), ("position", self.position, POSITIONS)):
+            if value not in choices:
+                raise ValueError(nearest(f"FeatureSpec.{name}", value, choices))
+        if self.layer != -1 and self.norm:
+            raise ValueError(
+                f"FeatureSpec: layer {self.layer} has no final norm: pass norm=False, or layer=-1 for the last"
+            )
 
     def reads(self, model: str) -> bool:
         """Return whether the features of "draft" or of "target" are read."""
@@ -79,8 +76,7 @@ class FeatureTap(HiddenStateHook):
     @property
     def latest(self) -> torch.Tensor:
         """Return `value` after a forward. Raises: `RuntimeError` if none has run inside `with tap:`."""
-        value = self.value
-        if value is None:
+        if (value := self.value) is None:
             raise RuntimeError("FeatureTap: no forward has run inside `with tap:`")
         return value
 

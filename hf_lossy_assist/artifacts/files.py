@@ -1,15 +1,25 @@
-"""Files and folders that are written completely or not at all."""
+"""Files and folders that are written completely or not at all, and JSON from untrusted sources: files, the Hub, a server."""
 
+import dataclasses
 import hashlib
 import json
 import os
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO, Any, TypeAlias, get_type_hints
 
-from ..validation import one_line
+from huggingface_hub.dataclasses import type_validator
+
+from ..validation import one_line, shown
+
+
+# For objects whose entries were checked; one that is only passed on is `dict[str, object]`.
+JSONObject: TypeAlias = dict[str, Any]
+LONGEST = 16 * 2**20  # bytes of a JSON file
 
 
 @contextmanager
@@ -27,26 +37,15 @@ def new_folder(path: str | Path) -> Iterator[Path]:
         os.chmod(made, 0o755)  # mkdtemp makes it private
         yield made
         if path.exists():
-            goals = {
-                file: find_file(path / file.relative_to(made)) for file in sorted(made.rglob("*")) if file.is_file()
-            }
-            for file, goal in goals.items():
+            files = [file for file in sorted(made.rglob("*")) if file.is_file()]
+            goals = [find_file(path / file.relative_to(made)) for file in files]
+            for file, goal in zip(files, goals, strict=True):
                 goal.parent.mkdir(parents=True, exist_ok=True)
                 shutil.move(file, goal)  # a link may lead to another disk
         else:
             os.rename(made, path)
     finally:
         shutil.rmtree(made, ignore_errors=True)
-
-
-@contextmanager
-def check_readable(what: str, folder: Path) -> Iterator[None]:
-    """Guard code that writes files into a temporary `folder` and reads them back. Raises: `ValueError`, one line, which names `what`."""
-    try:
-        yield
-    except (RecursionError, TypeError, ValueError) as error:
-        line = str(error).replace(f"{folder}{os.sep}", "")
-        raise ValueError(f"{what} could not be read back, so nothing was saved: {one_line(line, 300)}") from None
 
 
 def check_new(path: str | Path, again: str = "start again") -> None:
@@ -76,11 +75,6 @@ def _check_folder(folder: Path, what: str | Path) -> None:
         raise ValueError(f"{what}: {folder} is no folder that can be written into: choose another place, or make it")
 
 
-def format_json(value: object) -> str:
-    """Return `value` as the text of a JSON file. Raises: `ValueError` or `TypeError` for values that JSON lacks, such as NaN."""
-    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-
-
 def write_text(path: str | Path, text: str) -> None:
     """Write a text file under a temporary name, then rename it."""
     write_bytes(path, text.encode("utf-8"))
@@ -101,3 +95,84 @@ def hash_file(path: str | Path) -> str:
         while block := data.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
+
+
+# -- JSON -------------------------------------------------------------------------------------------------------------
+
+
+def format_json(value: object) -> str:
+    """Return `value` as the text of a JSON file. Raises: `ValueError` or `TypeError` for values that JSON lacks, such as NaN."""
+    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def read_bytes(path: str | Path) -> bytes:
+    """Return the content of a file. Raises: `ValueError`, one line, if it cannot be read."""
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def read_json(path: str | Path, where: str | None = None, *, infinite: bool = False) -> Any:
+    """Read the value in a JSON file. `where`: its name in errors, by default the path; `infinite`: accept Infinity.
+
+    Raises: `ValueError`, one line.
+    """
+    where = str(path) if where is None else where
+    if os.path.isfile(path) and os.path.getsize(path) > LONGEST:
+        raise ValueError(f"{where} has more than {LONGEST} bytes: this is not what belongs there")
+    return parse_json(read_bytes(path), where, infinite=infinite)
+
+
+def read_object(path: str | Path) -> JSONObject:
+    """Read the object in a JSON file. Raises: `ValueError`, one line, if the file contains anything else."""
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise ValueError(f"{path}: expected an object, got {shown(value)}")
+    return value
+
+
+def read_lines(file: IO[bytes], where: str) -> Iterator[tuple[str, bytes]]:
+    """Yield the non-blank lines of a JSON-lines file, each with its name for errors, reading one at a time."""
+    for i, line in enumerate(file, 1):
+        if line.strip():
+            yield f"{where}, line {i}", line.rstrip(b"\r\n")
+
+
+def parse_json(data: str | bytes, where: str, *, infinite: bool = False) -> Any:
+    """Parse a JSON text; `where` names it in errors. Raises: `ValueError`, one line.
+
+    Python's parser takes duplicate keys, NaN, infinities and numbers beyond a float's range in silence; they are refused here.
+    """
+
+    def parse_number(digits: str) -> float:
+        number = float(digits)
+        if number - number != 0 and not (infinite and digits.endswith("Infinity")):
+            raise ValueError(f"{digits[:20]} is no number that a float holds")
+        return number
+
+    try:
+        text = data if isinstance(data, str) else data.decode()
+        return json.loads(text, object_pairs_hook=_build_object, parse_float=parse_number, parse_constant=parse_number)
+    except RecursionError:
+        raise ValueError(f"{where} is not JSON: too many lists and objects inside one another") from None
+    except ValueError as error:
+        raise ValueError(f"{where} is not JSON: {error}") from None
+
+
+def _build_object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
+        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise ValueError(f"an object has the key {shown(twice)} twice")
+    return entries
+
+
+def check_types(record: Any) -> None:
+    """Refuse a dataclass with values of other types than its fields'. Raises: `TypeError`, one line."""
+    kinds = get_type_hints(type(record))
+    for field in dataclasses.fields(record):
+        try:
+            type_validator(field.name, getattr(record, field.name), kinds[field.name])
+        except TypeError as error:
+            raise TypeError(one_line(error, 300)) from None

@@ -1,4 +1,4 @@
-"""Files of a folder or of a repository on the Hub."""
+"""Folders here or on the Hub."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -6,16 +6,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import _CACHED_NO_EXIST, HfApi, hf_hub_download, try_to_load_from_cache
-from huggingface_hub.errors import EntryNotFoundError, HFValidationError, LocalEntryNotFoundError
+from huggingface_hub import HfApi, hf_hub_download, snapshot_download
+from huggingface_hub.errors import HFValidationError
 
-from ..validation import listed, one_line, shown
+from ..validation import one_line, shown
 
 
 # Used by huggingface_hub, by version; their errors are not OSErrors.
 HTTP_CLIENTS = ("httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3")
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib")
 AGAIN = "force_download=True, or hf-lossy pull --force-download"  # bypasses the cache
+CERTIFICATE, POLICY = "certificate.json", "policy.json"
 
 
 def unreached(error: Exception) -> str:
@@ -45,45 +46,25 @@ def hub_errors(repo: str) -> Iterator[None]:
         raise ConnectionError(f"{repo}: the Hub was not reached: {unreached(error)}") from None
 
 
-def split_revision(source: str, revision: str | None) -> tuple[str, str | None]:
-    """Return the repository and the revision of `org/name@revision`. Raises: `ValueError` if `revision` is another."""
+def fetch(source: str, names: Sequence[str], **kwargs: Any) -> Path:
+    """Return a folder, or the local copy of a repository's files of these names or patterns; see `download`."""
+    return Path(source) if os.path.isdir(source) else download(source, allow_patterns=list(names), **kwargs)
+
+
+def download(source: str, *, revision: str | None = None, **kwargs: Any) -> Path:
+    """Return the folder in the Hub's cache of `org/name` or `org/name@revision`; `kwargs`: as for `snapshot_download`.
+
+    Raises: `ValueError`, one line, for a name that is none; `huggingface_hub`'s errors for the repository.
+    """
     repo, _, pinned = source.partition("@")
     if pinned and revision not in (None, pinned):
         raise ValueError(
-            f"{shown(source, 200)} pins {shown(pinned)}, and revision={shown(revision)} another: pass one of them"
+            f"{shown(source, 200)} pins a revision, and revision={shown(revision)} another: pass one of them"
         )
-    return repo, revision or pinned or None
-
-
-def fetch(
-    source: str, names: Sequence[str], *, revision: str | None = None, subfolder: str = "", **kwargs: Any
-) -> list[Path]:
-    """Return the local paths of the files `names` of `source`: a folder, or a model repository on the Hub.
-
-    `org/name@revision` pins a revision as `revision=` does. Keyword arguments: `token`, `cache_dir`, `local_files_only`,
-    `force_download`. Raises: `ValueError` if a file is missing; `huggingface_hub`'s errors for the repository.
-    """
-    if os.path.isdir(source):
-        folder = Path(source, subfolder)
-        for name in names:
-            if not (folder / name).is_file():
-                present = sorted(p.name for p in folder.glob("*"))
-                hint = " (a pickle, which is never loaded)" if any(n.endswith(PICKLES) for n in present) else ""
-                raise ValueError(f"{folder} has no {name}; it holds {listed(present) or 'nothing'}{hint}")
-        return [folder / name for name in names]
-    repo, revision = split_revision(source, revision)
     if "/" not in repo:  # repositories without a slash are the Hub's, not of this package, and a query would take time
         raise ValueError(f"there is no folder {shown(source, 200)} here, and a name on the Hub has the form org/name")
-    try:
-        settings = kwargs | {"revision": revision, "subfolder": subfolder or None}
-        with hub_errors(source):
-            return [Path(hf_hub_download(repo, name, **settings)) for name in names]
-    except LocalEntryNotFoundError:  # offline
-        raise
-    except EntryNotFoundError:
-        raise ValueError(
-            f"{source} on the Hub has no {' and '.join(names)}: not a head, policy or profile of this package"
-        ) from None
+    with hub_errors(source):
+        return Path(snapshot_download(repo, revision=revision or pinned or None, **kwargs))
 
 
 def is_data(path: Path) -> bool:
@@ -103,25 +84,6 @@ def fetch_data(path: Path) -> tuple[Path, Path]:
     return found, Path("hf:", "datasets", f"{repo}@{commit}", *names[2:])
 
 
-def has_file(source: str, name: str, **kwargs: Any) -> bool:
-    """Return whether a folder, or a repository on the Hub, has the file `name`; keyword arguments: see `fetch`."""
-    if os.path.isdir(source):
-        return Path(source, name).is_file()
-    try:
-        return bool(fetch(source, [name], **kwargs))
-    except LocalEntryNotFoundError:
-        # Offline: the cache may record that the file is missing, else its existence is unknown.
-        repo, revision = split_revision(source, kwargs.get("revision"))
-        cached = try_to_load_from_cache(repo, name, cache_dir=kwargs.get("cache_dir"), revision=revision)
-        if cached is _CACHED_NO_EXIST:
-            return False
-        raise
-    except ValueError as error:
-        if isinstance(error.__context__, EntryNotFoundError):
-            return False
-        raise
-
-
 def upload(
     folder: Path,
     repo_id: str,
@@ -131,9 +93,9 @@ def upload(
     private: bool | None = None,
     token: str | None = None,
     revision: str | None = None,
-    **patterns: Any,
+    allow_patterns: Sequence[str] | None = None,
 ) -> str:
-    """Upload a folder to a repository, made if needed; return the commit's URL. `patterns`: as for `HfApi.upload_folder`."""
+    """Upload a folder to a repository, made if needed; return the commit's URL."""
     api = HfApi(token=token)
     with hub_errors(repo_id):
         repo_id = api.create_repo(repo_id, private=private, exist_ok=True, repo_type=repo_type).repo_id
@@ -146,6 +108,8 @@ def upload(
                 revision=revision,
                 repo_type=repo_type,
                 commit_message=message,
-                **patterns,
+                allow_patterns=list(allow_patterns) if allow_patterns else None,
+                # A certificate is valid only for the policy that it was pushed with.
+                delete_patterns=[CERTIFICATE] if (folder / POLICY).is_file() else None,
             )
         )

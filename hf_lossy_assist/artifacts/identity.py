@@ -16,11 +16,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..models.introspection import SUFFIX, base_of, blocks_of, dtype_of, weights_version
 from ..validation import listed, one_line, shown
-from .json_io import check_types
+from .files import check_types
 
 
 T = TypeVar("T")
 LONGEST = 100  # characters of a name in a message: a record from the Hub may contain any length
+SAMPLED = 256  # values of each tensor that enter the hash of weights
+OTHER_WEIGHTS = "other weights under the same name"
 
 
 @dataclass(frozen=True)
@@ -54,13 +56,10 @@ class ModelIdentity:
 
     @classmethod
     def from_dict(cls, spec: Mapping[str, Any]) -> "ModelIdentity":
-        """Return the identity whose `to_dict` is `spec`. Raises: `ValueError`, one line, for other entries or types."""
-        try:
-            made = cls(**spec)
-            check_types(made)
-        except TypeError as error:
-            raise ValueError(f"the record of a model: {one_line(error)}") from None
-        return made
+        """Return the identity whose `to_dict` is `spec`. Raises: `TypeError`, one line, for other entries or types."""
+        identity = cls(**spec)
+        check_types(identity)
+        return identity
 
     def __str__(self) -> str:
         sizes = f"{self.num_layers} layers × {self.hidden_size}, {self.vocab_size} tokens"
@@ -68,44 +67,49 @@ class ModelIdentity:
 
     def conflict(self, other: "ModelIdentity") -> str | None:
         """Return the first difference that makes an artifact trained with `self` meaningless with `other`, or None."""
-        for name in ("model_type", "hidden_size", "num_layers", "vocab_size"):
+        return self._differ(other, ("model_type", "hidden_size", "num_layers", "vocab_size"))
+
+    def doubt(self, other: "ModelIdentity") -> str | None:
+        """Return a sign that models of equal sizes differ (id or revision), or None."""
+        return self._differ(other, ("id",) if None in (self.revision, other.revision) else ("id", "revision"))
+
+    def _differ(self, other: "ModelIdentity", names: Sequence[str]) -> str | None:
+        for name in names:
             there, here = getattr(self, name), getattr(other, name)
             if there != here:
                 return f"{name} {shown(there)} there, {shown(here)} here"
         return None
 
-    def doubt(self, other: "ModelIdentity") -> str | None:
-        """Return a sign that models of equal sizes differ (id or revision), or None."""
-        if self.id != other.id:
-            return f"id {shown(self.id)} there, {shown(other.id)} here"
-        if None not in (self.revision, other.revision) and self.revision != other.revision:
-            return f"revision {shown(self.revision)} there, {shown(other.revision)} here"
-        return None
-
-    def check(self, model: Any, name: str, what: str, instead: str, weights: str = "", strict: bool = True) -> None:
+    def check(
+        self,
+        model: Any,
+        name: str,
+        what: str,
+        instead: str,
+        weights: str = "",
+        *,
+        strict: bool = True,
+        exact: bool = False,
+    ) -> None:
         """Refuse a model where it conflicts with this record; warn where it may be another one.
 
         name: the model's role ("target", "draft"); what: the record's artifact ("the profile"); instead: what to do about
-        it; weights: precision and `weights_hash` of the recorded model, "float32:…"; strict: if False, conflicts only warn.
-        Raises: `ValueError`.
+        it; weights: precision and `weights_hash` of the recorded model, "float32:…"; strict: if False, conflicts only warn;
+        exact: refuse other weights in the same precision, too. Raises: `ValueError`.
         """
         here = ModelIdentity.of(model)
-        conflict = self.conflict(here)
-        if conflict is not None and strict:
-            line = f"{what} was made for the {name} {self}, and the {name} here is {here}: {conflict}."
-            raise ValueError(f"{line} Use the models it names, or {instead}")
         dtype, _, digest = weights.partition(":")
-        doubt = conflict or self.doubt(here) or (doubt_weights(digest, dtype, model) if digest else None)
-        if doubt is not None:
+        conflict, other = self.conflict(here), doubt_weights(digest, dtype, model) if digest else None
+        if (strict and conflict) or (exact and other == OTHER_WEIGHTS):
+            line = f"{what} was made for the {name} {self}, and the {name} here is {here}: {conflict or other}."
+            raise ValueError(f"{line} Use the models it names, or {instead}")
+        if doubt := conflict or self.doubt(here) or other:
             warnings.warn(
                 f"{what}'s {name} and this {name} may differ: {doubt}; it was made for the former", stacklevel=4
             )
 
     def to_dict(self) -> dict[str, str | int | None]:
         return asdict(self)
-
-
-SAMPLED = 256  # values of each tensor that enter the hash of weights
 
 
 def weights_hash(model: PreTrainedModel) -> str:
@@ -164,33 +168,24 @@ def doubt_weights(weights: object, dtype: object, model: PreTrainedModel) -> str
         if weights == weights_hash_once(model):
             return None
         if not any(tensor.is_meta for _, tensor in _tensors(base_of(model).state_dict().items())):
-            return "other weights under the same name"
+            return OTHER_WEIGHTS
     except (RuntimeError, TypeError, ValueError):  # packed for the CPU, or tensors of a type unknown to torch
         pass
     return "its weights cannot be read here, so they may be others"
 
 
-def check_weights(
-    recorded: str | None, precision: str, model: PreTrainedModel, name: str, made: str, instead: str
-) -> bool:
-    """Refuse a model with other weights, in the same precision, than those an artifact was made with.
-
-    recorded, precision: `weights_hash` (None: not recorded) and `dtype_of` of the artifact's model. name: the model's role ("target", "draft").
-    made: the beginning of the error ("the dataset was mined"); instead: what to do about it.
-
-    Returns: False if the precisions differ, so that weights cannot be compared. Raises: `ValueError`, one line.
-    """
-    if recorded is None or recorded == weights_hash(model):
-        return True
-    if precision == dtype_of(model):
-        identity = ModelIdentity.of(model)
-        raise ValueError(f"{made} with other weights of the {name} {identity.id}, under the same sizes: {instead}")
-    return False
-
-
 def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
     """Return SHA-256 of the vocabulary: every token with its id, ordered by id."""
     return _hash_once(tokenizer, len(tokenizer), _hash_vocabulary)
+
+
+def check_tokenizer(tokenizer: PreTrainedTokenizerBase | None, recorded: str | None, what: str, instead: str) -> None:
+    """Refuse a tokenizer with another vocabulary than the recorded hash's; None is not compared. Raises: `ValueError`, one line."""
+    if None not in (tokenizer, recorded) and (here := tokenizer_hash(tokenizer)) != recorded:
+        raise ValueError(
+            f"{what} was made with a tokenizer of hash {shown(recorded, 14)}, and the tokenizer here has {here[:12]}…: token ids mean other "
+            f"words. Use the models it names, or {instead}"
+        )
 
 
 def _hash_vocabulary(tokenizer: PreTrainedTokenizerBase) -> str:

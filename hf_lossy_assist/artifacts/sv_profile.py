@@ -12,21 +12,22 @@ import torch
 from huggingface_hub import ModelCard
 
 from ..validation import check_int, one_line, shown
-from .artifact import Artifact
-from .cards import format_loading, join_items, make_data, make_results, render
+from .artifact import TensorArtifact
+from .cards import Figure, render
 from .conditions import describe_machine
-from .identity import ModelIdentity, tokenizer_hash
-from .json_io import JSONObject, check_types
+from .files import JSONObject, check_types
+from .identity import ModelIdentity, check_tokenizer
 from .profile_tables import Bins, Latency
 
 
 PROFILE, TABLES = "profile.json", "profile.safetensors"
 MODELS = ("target", "draft", "companion")
+TABLES_OF_ROUNDS: dict[str, Any] = {"bins": Bins, "latency": Latency}
 LONGEST_PROFILED = 128  # tokens per round: the cost of a round is computed for each number of verified tokens
 
 
 @dataclass(eq=False, repr=False)
-class Profile(Artifact):
+class Profile(TensorArtifact):
     """Tables by which `SVFilter` decides. Made by `hf-lossy profile`, loaded by `Profile.from_pretrained`.
 
     `gamma` is the longest draft that was profiled, `decoding` the sampling settings of the distributions, `machine` where the seconds were
@@ -73,9 +74,8 @@ class Profile(Artifact):
         return hash((self.gamma, self.target, self.draft, self.companion, self.pays.tobytes()))
 
     def _content(self) -> tuple[object, ...]:
-        tables = [getattr(part, f.name) for part in (self.bins, self.latency) for f in dataclasses.fields(part)]
         facts = (self.target, self.draft, self.companion, self.gamma, self.tokenizer_hash, self.decoding, self.machine)
-        return (*facts, [table.tolist() for table in (self.pays, *tables)])
+        return (*facts, [table.tolist() for table in self.tensors().values()])
 
     @property
     def digest(self) -> str:
@@ -88,14 +88,11 @@ class Profile(Artifact):
 
     def check(self, target: Any, draft: Any, companion: Any, tokenizer: Any = None) -> None:
         """Refuse models that this profile is not for; warn of another id, revision or machine. `companion` None: it is not used."""
+        instead = "make one for these (hf-lossy profile)"
         for name, model in zip(MODELS, (target, draft, companion), strict=True):
             if model is not None:
-                recorded: ModelIdentity = getattr(self, name)
-                recorded.check(model, name, "the profile", "make one for these (hf-lossy profile)")
-        if tokenizer is not None and tokenizer_hash(tokenizer) != self.tokenizer_hash:
-            raise ValueError(
-                "this profile was made with another tokenizer: token ids mean other words (hf-lossy profile)"
-            )
+                getattr(self, name).check(model, name, "the profile", instead)
+        check_tokenizer(tokenizer, self.tokenizer_hash, "the profile", instead)
         here = describe_machine(target.device)
         if here != self.machine:
             warnings.warn(
@@ -113,9 +110,10 @@ class Profile(Artifact):
 
     def check_decoding(self, decoding: Mapping[str, object]) -> None:
         """Warn if a call's sampling settings differ from the profile's, in which case P̂ is a guess."""
-        known = {name: value for name, value in decoding.items() if name in self.decoding}
         differs = [
-            f"{k} {shown(self.decoding[k])} there, {shown(v)} here" for k, v in known.items() if self.decoding[k] != v
+            f"{name} {shown(self.decoding[name])} there, {shown(value)} here"
+            for name, value in decoding.items()
+            if self.decoding.get(name, value) != value
         ]
         if differs:
             warnings.warn(
@@ -130,58 +128,38 @@ class Profile(Artifact):
         return {name: getattr(self, name) for name in names} | models
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        tables = {
-            f"{name}.{f.name}": getattr(getattr(self, name), f.name)
-            for name, kind in _PARTS.items()
-            for f in dataclasses.fields(kind)
-        }
-        return {name: torch.from_numpy(table).contiguous() for name, table in ({"pays": self.pays} | tables).items()}
+        tables = {"pays": self.pays}
+        for name, kind in TABLES_OF_ROUNDS.items():
+            tables |= {f"{name}.{f.name}": getattr(getattr(self, name), f.name) for f in dataclasses.fields(kind)}
+        return {name: torch.from_numpy(table).contiguous() for name, table in tables.items()}
 
     def card(self, plots: Sequence[str] = ()) -> ModelCard:
         """Return the README.md of this profile. `plots`: names of image files in the same folder."""
-        return profile_card(self, plots)
+        metrics, latency = self.metrics, self.latency
+        figures: list[Figure] = [
+            ("accuracy", "drafted tokens accepted, strict", metrics.get("acceptance")),
+            ("pearsonr", "correlation of S with the agreement of draft and target", metrics.get("correlation")),
+        ]
+        for row in metrics.get("information", [])[-1:]:
+            figures.append(("information_gain", "information gain of S and A, bits", row["gain"]))
+        results = "sv profile", str(self.training.get("source") or "held-out prompts"), figures
+        rows = zip(latency.batches.tolist(), self.pays.tolist(), latency.noise.tolist(), strict=True)
+        models = (self.target, self.draft, self.companion)
+        return render("profile.md", models, "sv", results, p=self, rows=list(rows), plots=plots)
 
     @classmethod
     def build(cls, facts: JSONObject, tensors: Mapping[str, torch.Tensor], where: str) -> "Profile":
         tables = {name: tensor.numpy() for name, tensor in tensors.items()}
         bins, latency = (
             kind(**{f.name: tables[f"{name}.{f.name}"] for f in dataclasses.fields(kind)})
-            for name, kind in _PARTS.items()
+            for name, kind in TABLES_OF_ROUNDS.items()
         )
         models = {name: ModelIdentity.from_dict(facts[name]) for name in MODELS}
-        made = cls(bins=bins, latency=latency, pays=tables["pays"], **facts | models)
+        profile = cls(bins=bins, latency=latency, pays=tables["pays"], **facts | models)
         if not latency.convex:
             warnings.warn(
                 f"{where}: the seconds flatten as more tokens are verified, as in profiles of before 2026-11-27: SV may verify "
                 "fewer tokens than is best; what it writes is right. Make the profile again (hf-lossy profile)",
                 stacklevel=3,
             )
-        return made
-
-
-_PARTS: dict[str, Any] = {"bins": Bins, "latency": Latency}
-
-
-def profile_card(profile: Profile, plots: Sequence[str] = ()) -> ModelCard:
-    """Return the card of an SV profile. `plots`: names of image files in the same folder."""
-    models = {role: getattr(profile, role) for role in MODELS}
-    metrics = profile.metrics
-    figures = [
-        ("accuracy", "drafted tokens accepted, strict", metrics.get("acceptance")),
-        ("pearsonr", "correlation of S with the agreement of draft and target", metrics.get("correlation")),
-    ]
-    for row in metrics.get("information", [])[-1:]:
-        figures.append(("information_gain", "information gain of S and A, bits", row["gain"]))
-    source = str(profile.training.get("source") or "held-out prompts")
-    latency = profile.latency
-    return render(
-        "profile.md",
-        make_data([*models.values()], "sv", **make_results("sv profile", source, figures)),
-        p=profile,
-        models=models,
-        loaded={role: format_loading(model, role.upper()) for role, model in models.items()},
-        rows=[*zip(latency.batches.tolist(), profile.pays.tolist(), latency.noise.tolist(), strict=True)],
-        decoding=join_items(profile.decoding) or "not recorded",
-        plots=list(plots),
-        versions=join_items(profile.versions),
-    )
+        return profile

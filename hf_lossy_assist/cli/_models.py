@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import hf_lossy_assist as hla
 
 from .. import policy, server
-from ..registry import Names, find_method
+from ..registry import Names, find_entry
 from ..tasks.prompts import PromptText, read_texts
 from ..validation import DEMO, nearest, one_line, shown
 from ._options import INT8, DraftOptions, LoadOptions, ModelOptions
@@ -126,7 +126,7 @@ def read_policy(text: str, demo_models: bool) -> "hla.LossyPolicy":
             "profile": hla.demo.FOLDER / "sv_profile",
             "companion": DEMO,
         }
-        for need in find_method(name).needs:
+        for need in find_entry("method", name).needs:
             if need not in parse.list_parts(text)[0][1]:
                 text = parse.add_parameter(text, name, need, str(files[need]))
     if text.count("/") == 1 and not parse.is_short_form(text) and text[:1] not in "{./~" and not Path(text).exists():

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from .. import methods, tasks, training
-from ..artifacts.json_io import read_object
+from ..artifacts.files import read_object
 from ..tasks.prompts import PromptText
 from ..terminal import show
 from ..validation import MOST, MOST_NEW_TOKENS, MOST_ROWS, MOST_THREADS, nearest, require

@@ -10,8 +10,7 @@ import typer
 from rich.text import Text
 
 from .. import policy
-from ..registry import KINDS, REQUIRED, find_entry
-from ..registry.registry import CatalogEntry, build_catalog
+from ..registry import KINDS, PACKAGE, REQUIRED, Entry, list_entries
 from ..terminal import console, show, show_json
 from ..validation import nearest
 from . import _options
@@ -41,25 +40,23 @@ def policies_command(
     """
     if kind is not None and kind not in KINDS:
         raise ValueError(f"--kind: {nearest('kind', kind, KINDS)}")
-    chosen = [line for line in build_catalog() if kind in (None, line.kind)]
-    if name is not None:
-        chosen = [line for line in chosen if line.name == name]
-        if not chosen:
-            raise ValueError(
-                nearest("policy", name, {line.name for line in build_catalog() if kind in (None, line.kind)})
-            )
+    entries = [entry for entry in list_entries() if kind in (None, entry.kind)]
+    chosen = [entry for entry in entries if name in (None, entry.name)]
+    if not chosen:
+        raise ValueError(nearest("policy", str(name), {entry.name for entry in entries}))
     if as_json:
-        show_json([line.to_dict() for line in chosen], indent=1)
+        show_json([entry.describe() for entry in chosen], indent=1)
         return
     if name is not None:
         show("\n\n".join(map(_format_entry, chosen)))
         return
     screen = console(highlight=False)
-    for group, lines in groupby(chosen, key=lambda line: line.kind):
+    for group, members in groupby(chosen, key=lambda entry: entry.kind):
         screen.print(Text(f"{group}s", style="bold underline"))
-        for line in lines:
-            screen.print(Text().append(line.name, style="bold").append(f"  {line.guarantee}"), overflow="fold")
-            screen.print(Text(indent(fill(line.summary, screen.width - 4), "    ")))
+        for entry in members:
+            guarantee = entry.condition or entry.guarantee
+            screen.print(Text().append(entry.name, style="bold").append(f"  {guarantee}"), overflow="fold")
+            screen.print(Text(indent(fill(entry.summary, screen.width - 4), "    ")))
         screen.print()
     show("all of an entry: hf-lossy policies NAME")
 
@@ -131,18 +128,18 @@ def pull_command(
     show(policy.sharing.pull(repo_id, out, revision=revision, token=token, **where))
 
 
-def _format_entry(line: CatalogEntry) -> str:
+def _format_entry(entry: Entry) -> str:
     """Format one entry as lines, which fit any width."""
-    entry = find_entry(line.kind, line.name)
-    ladder, module = entry.ladder, entry.make.__module__  # a plugin's class is not a name of ours
-    parameters = (name if value == REQUIRED else f"{name}={value}" for name, value in line.parameters.items())
+    facts, ladder, module = entry.describe(), entry.ladder, entry.make.__module__
+    parameters = (name if value == REQUIRED else f"{name}={value}" for name, value in facts["parameters"].items())
     rows = {
-        f"{line.kind} {line.name}": line.summary,
-        "guarantee": line.guarantee,
-        "neutral": line.neutral,
+        f"{entry.kind} {entry.name}": entry.summary,
+        "guarantee": facts["guarantee"],
+        "neutral": facts["neutral"],
         "parameters": ", ".join(parameters) or "none",
-        "source": line.source,
-        "in Python": f"{'hla' if module.startswith('hf_lossy_assist.') else module}.{line.class_name}",
+        "source": entry.source,
+        # A plugin's class is not a name of ours.
+        "in Python": f"{'hla' if module.startswith(f'{PACKAGE}.') else module}.{entry.make.__name__}",
         "tune tries": "this setting alone" if ladder is None else f"{ladder[0]} = {', '.join(map(str, ladder[1]))}",
         "in detail": inspect.getdoc(entry.make),
     }

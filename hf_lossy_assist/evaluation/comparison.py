@@ -13,8 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ..artifacts.files import format_json, write_text
-from ..artifacts.json_io import parse_json, read_lines, read_object
+from ..artifacts.files import format_json, parse_json, read_lines, read_object, write_text
 from ..drafters.hidden_state import DraftModel
 from ..models.introspection import device_of
 from ..policy.policy import LossyPolicy, compute_fingerprint
@@ -263,7 +262,7 @@ def format_csv(metrics: Sequence[ArmMetrics], trial: Sequence[ArmMetrics] = ()) 
 
 def read_run(folder: Path) -> tuple[dict[str, Any], list[ArmOutput]]:
     """Return the record and the answers of a run. Raises: `OSError` or `ValueError`, one line, for another folder."""
-    record = read_object(folder / RECORD, "an object, the record of hf-lossy compare or tune")
+    record = read_object(folder / RECORD)
     with open(folder / ANSWERS, "rb") as file:
         lines = [parse_json(line, where) for where, line in read_lines(file, str(folder / ANSWERS))]
     try:

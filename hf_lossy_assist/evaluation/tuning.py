@@ -147,9 +147,9 @@ def expand(text: str) -> list[str]:
     return [text]
 
 
-def _list_parts(text: str) -> list[tuple[str, set[str]]]:
+def _list_parts(text: str) -> list[tuple[str, dict[str, str]]]:
     """Return the parts of a short form with their options; a name, a folder or JSON is one without options."""
-    return list_parts(text) if is_short_form(text) else [(text, set())]
+    return list_parts(text) if is_short_form(text) else [(text, {})]
 
 
 def _find_ladder(name: str) -> tuple[str, Sequence[object]] | None:

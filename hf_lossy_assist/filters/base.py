@@ -12,7 +12,7 @@ from ..artifacts.identity import ModelIdentity
 from ..artifacts.loading import load_model
 from ..models.introspection import base_of, vocabulary_of
 from ..models.probe import why_not_rows
-from ..registry import Frozen
+from ..registry.frozen import Frozen
 from ..round import Draft, Selection, Verified
 from ..rules import RuleRun, Strict, accept
 from ..rules.acceptance import RandomSource

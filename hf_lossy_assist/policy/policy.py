@@ -2,39 +2,50 @@
 
 import hashlib
 import json
-import os
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+from huggingface_hub import ModelCard
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..artifacts.cards import policy_card, save_card
-from ..artifacts.certificate import CERTIFICATE, Certificate, write_certificate
-from ..artifacts.files import check_readable, new_folder
-from ..artifacts.head import CONFIG, Head
-from ..artifacts.hub import fetch, has_file, upload
-from ..artifacts.safe_references import check_shareable, load_parts
-from ..artifacts.sv_profile import Profile
+from ..artifacts.artifact import Artifact
+from ..artifacts.cards import render
+from ..artifacts.certificate import Certificate
+from ..artifacts.files import JSONObject
+from ..artifacts.head import CONFIG, WEIGHTS, Head
+from ..artifacts.hub import CERTIFICATE, POLICY, fetch
+from ..artifacts.sv_profile import PROFILE, TABLES, Profile
 from ..drafters.base import Drafter
 from ..filters.base import VerifyAll, VerifyFilter
-from ..registry import Frozen, Kind, Method, find_method
+from ..registry import Entry, Kind, find_entry
+from ..registry.frozen import Frozen
 from ..rules import AcceptanceRule, Strict
 from ..rules.base import BlockVerification
 from ..stops import DraftStop
 from ..stops.constant import Constant
 from ..stops.fallback import Fallback
 from ..validation import shown
-from .serialise import ANY_PART, PARTS, SAVED, build_parts, format_spec, read_spec, serialise
+from .json_form import (
+    ANY_PART,
+    PARTS,
+    SAVED,
+    build_parts,
+    check_shareable,
+    format_spec,
+    load_references,
+    make_entry,
+    read_spec,
+    serialise,
+)
 
 
-POLICY = "policy.json"
+FILES = (POLICY, CERTIFICATE, CONFIG, WEIGHTS, *(f"*/{name}" for name in (CONFIG, WEIGHTS, PROFILE, TABLES)))
 
 
 @dataclass(frozen=True)
-class LossyPolicy(Frozen):
+class LossyPolicy(Frozen, Artifact):
     """A rule, a stop and a filter. By default: lossless speculative decoding.
 
     Args:
@@ -48,6 +59,8 @@ class LossyPolicy(Frozen):
     The JSON form is `{"rule": …, "stop": …, "filter": …}`; each entry is a name or `{"name": …, parameter: value, …}`,
     and neutral entries are omitted. Nested rules have the same form.
     """
+
+    kind: ClassVar[str] = "policy"
 
     rule: AcceptanceRule = field(default_factory=Strict)
     stop: DraftStop | None = None
@@ -73,7 +86,7 @@ class LossyPolicy(Frozen):
         """Whether the output has exactly the target's distribution (and greedy output equals the target's)."""
         return self.rule.lossless and self.filter.lossless
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JSONObject:
         """Return the JSON form; `from_dict` converts it back to an equal policy.
 
         Raises: `ValueError`, one line, for a part without a name and for a head that was never saved.
@@ -95,11 +108,11 @@ class LossyPolicy(Frozen):
 
     def saved(self) -> dict[str, Head | Profile]:
         """Return the parts that are saved in subfolders, by folder name: "stop_head", or "stop_0_head" for the first nested stop."""
-        parts = [found for kind in PARTS for found in _walk_parts(kind, getattr(self, kind))]
+        parts = [part for kind in PARTS for part in _walk_parts(kind, getattr(self, kind))]
         saved = {f"{name}_{what}": getattr(part, what, None) for name, part in parts for what in SAVED}
         return {name: part for name, part in saved.items() if isinstance(part, Head | Profile)}
 
-    def _spec(self, names: Mapping[int, str]) -> dict[str, Any]:
+    def _spec(self, names: Mapping[int, str]) -> JSONObject:
         """Return the JSON form. `names`: by `id`, names of heads and profiles that replace the paths they were loaded from."""
         neutral: dict[Kind, object] = {"rule": Strict(), "stop": None, "filter": VerifyAll()}
         parts = {kind: getattr(self, kind) for kind in PARTS}
@@ -126,49 +139,53 @@ class LossyPolicy(Frozen):
         """Return the same policy with drafting disabled while it does not pay; `settings` as in `Fallback`."""
         return LossyPolicy(self.rule, Fallback(self.stop or Constant(), **settings), self.filter)
 
-    def save_pretrained(self, save_directory: str | Path, measured: Sequence[tuple[str, str]] = ()) -> None:
-        """Write policy.json, the certificate if any, a folder for each head and README.md, all or nothing. Keeps an existing README.md.
+    def _shared_spec(self) -> JSONObject:
+        """Return the JSON form with the names of sub-folders for heads and profiles."""
+        return self._spec({id(part): name for name, part in self.saved().items()})
+
+    def write(self, folder: Path) -> None:
+        for name, part in self.saved().items():
+            (folder / name).mkdir()
+            part.write(folder / name)
+        (folder / POLICY).write_text(format_spec(self._shared_spec()), encoding="utf-8")
+        read_spec(folder / POLICY)
+        if self.certificate is not None:
+            self.certificate.write(folder)
+
+    def card(self) -> ModelCard:
+        heads = [head.config for head in self.heads().values()]
+        models = [model for config in heads for model in (config.target, config.draft)]
+        certificate = self.certificate
+        return render(
+            "policy.md",
+            models,
+            "",
+            ("", "", ()) if certificate is None else ("policy", certificate.task, certificate.results()),
+            lossless=self.lossless,
+            heads=heads,
+            measured=() if certificate is None else certificate.rows(),
+            json=format_spec(self._shared_spec()).rstrip(),
+        )
+
+    def save_pretrained(self, save_directory: str | Path) -> None:
+        """Write policy.json, the certificate if any, a folder for each head and README.md, all or nothing. A README.md that is there stays.
 
         A companion is written by name only; pass a local one again to `from_pretrained(…, companion=…)`. A head without a source takes its
-        new folder as source. `measured`: rows (what, figure) for the card's table of figures.
+        new folder as source.
         """
-        self._write(Path(save_directory), measured)
+        super().save_pretrained(save_directory)
+        if self.certificate is None:
+            Path(save_directory, CERTIFICATE).unlink(missing_ok=True)
         for name, part in self.saved().items():
             part.source = part.source or str(Path(save_directory, name))
 
-    def _write(self, goal: Path, measured: Sequence[tuple[str, str]]) -> None:
-        saved = self.saved()
-        measured = measured or (() if self.certificate is None else self.certificate.rows())
-        heads = [head.config for head in self.heads().values()]
-        with new_folder(goal) as folder:
-            for name, part in saved.items():
-                (folder / name).mkdir()
-                part.write(folder / name)
-            spec = self._spec({id(part): name for name, part in saved.items()})
-            with check_readable("this policy", folder):
-                (folder / POLICY).write_text(format_spec(spec), encoding="utf-8")
-                read_spec(folder / POLICY)
-            write_certificate(self.certificate, folder, goal)
-            save_card(policy_card(spec, self.lossless, heads, measured, self.certificate), folder, goal)
-
-    def push_to_hub(
-        self,
-        repo_id: str,
-        *,
-        private: bool | None = None,
-        token: str | None = None,
-        commit_message: str = "Upload policy with hf_lossy_assist",
-        measured: Sequence[tuple[str, str]] = (),
-    ) -> str:
-        """Upload the files of `save_pretrained`; return the commit's URL.
+    def push_to_hub(self, repo_id: str, **settings: Any) -> str:
+        """Upload the files of `save_pretrained`, as `Head.push_to_hub` does; return the commit's URL.
 
         Raises: `ValueError` if the companion is a local folder, which others do not have.
         """
-        with tempfile.TemporaryDirectory() as made:
-            self._write(folder := Path(made, "policy"), measured)
-            check_shareable(read_spec(folder / POLICY))
-            stale = None if self.certificate is not None else [CERTIFICATE]
-            return upload(folder, repo_id, commit_message, private=private, token=token, delete_patterns=stale)
+        check_shareable(self._shared_spec())
+        return super().push_to_hub(repo_id, **settings)
 
     @classmethod
     def from_pretrained(
@@ -191,20 +208,17 @@ class LossyPolicy(Frozen):
         Raises: `ValueError`, one line, for missing or damaged files; `huggingface_hub`'s errors for the repository itself.
         """
         source = str(pretrained_model_name_or_path)
-        if not has_file(source, POLICY, **kwargs):
-            if os.path.isdir(source) and not has_file(source, CONFIG):
+        folder = fetch(source, FILES, **kwargs)
+        if not (folder / POLICY).is_file():
+            if not (folder / CONFIG).is_file():
                 raise ValueError(f"{source} holds no policy ({POLICY}) and no head ({CONFIG})")
-            if companion is not None:
-                raise ValueError(f"{source} holds a head, and no policy with a companion: leave companion=… out")
-            return make_head_policy(Head.from_pretrained(source, **kwargs))
-        [file] = fetch(source, [POLICY], **kwargs)
-        spec = read_spec(file)
-        load_parts(spec, source, file.parent, companion=companion, **kwargs)
+            head = Head.read(folder)
+            head.source = source
+            return make_head_policy(head)
+        spec = read_spec(folder / POLICY)
+        load_references(spec, folder, companion=companion, **kwargs)
         policy = cls.from_dict(spec)
-        if not has_file(source, CERTIFICATE, **kwargs):
-            return policy
-        [file] = fetch(source, [CERTIFICATE], **kwargs)
-        return replace(policy, certificate=Certificate.read(file.parent))
+        return replace(policy, certificate=Certificate.read(folder)) if (folder / CERTIFICATE).is_file() else policy
 
     def __str__(self) -> str:
         try:
@@ -218,12 +232,10 @@ def _walk_parts(name: str, part: object) -> Iterator[tuple[str, object]]:
     if not isinstance(part, ANY_PART):
         return
     yield name, part
-    inside = [getattr(part, f.name) for f in fields(part)]
-    nested = [
-        v for value in inside for v in (value if isinstance(value, tuple) else (value,)) if isinstance(v, ANY_PART)
-    ]
-    for i, value in enumerate(nested):
-        yield from _walk_parts(f"{name}_{i}", value)
+    values = [getattr(part, f.name) for f in fields(part)]
+    flat = [inner for value in values for inner in (value if isinstance(value, tuple) else (value,))]
+    for i, inner in enumerate(value for value in flat if isinstance(value, ANY_PART)):
+        yield from _walk_parts(f"{name}_{i}", inner)
 
 
 def make_head_policy(head: Head) -> LossyPolicy:
@@ -231,17 +243,17 @@ def make_head_policy(head: Head) -> LossyPolicy:
 
     Raises: `ValueError`, one line, for an unregistered method and for a head with another polarity than the method's.
     """
-    method = find_method(head.config.method, "this head's config names an ")
+    method = find_entry("method", head.config.method, "this head's config names an ")
     kind = None if method.head_kind is None else method.head_kind.polarity
     if kind != head.config.polarity:
         line = f"this head says P({head.config.polarity}), and its config names the method {method.name!r}"
         raise ValueError(f"{line}, whose heads say P({kind}): give HeadConfig(method=…) another")
-    return run_recipe(method, head)
+    return make_method_policy(method, {"head": head})
 
 
-def run_recipe(method: Method, *arguments: object, **settings: object) -> LossyPolicy:
+def make_method_policy(method: Entry, parameters: Mapping[str, object]) -> LossyPolicy:
     """Run a method's recipe. Raises: the recipe's errors, and one line if the result is no policy or breaks the entry's guarantee."""
-    policy = method.make(*arguments, **settings)
+    policy = make_entry(method, parameters)
     if not isinstance(policy, LossyPolicy) or (method.guarantee == "lossless" and not policy.lossless):
         expected = f"a {'lossless ' if method.guarantee == 'lossless' else ''}LossyPolicy"
         raise TypeError(

@@ -1,38 +1,60 @@
 """The published methods: recipes that return a `LossyPolicy`, and their registry entries."""
 
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 from transformers import PreTrainedModel
 
 from ..artifacts.head import Head
 from ..artifacts.sv_profile import Profile
 from ..filters.sv import Exactness, SVFilter
-from ..registry import HeadKind, register_method
+from ..registry import Guarantee, HeadKind, register_method
 from ..rules.head_rules import AllButLast, Judge
 from ..stops import DraftStop
 from ..stops.confidence import SVIP, HeadStop, SpecDecPP, SVIPForm
 from ..stops.constant import Constant
-from ..validation import LONGEST_DRAFT, check_int
 from .policy import LossyPolicy
 
 
+T = TypeVar("T", bound=Callable[..., LossyPolicy])
 WINDOW = 32  # tokens that AutoJudge drafts in a round
 
 
+def method(name: str, *, guarantee: Guarantee, **entry: Any) -> Callable[[T], T]:
+    """Register the decorated recipe."""
+    return lambda recipe: register_method(name, recipe=recipe, guarantee=guarantee, **entry)
+
+
+@method("strict", guarantee="lossless", title="Speculative decoding", paper="2211.17192")
 def strict() -> LossyPolicy:
-    """Speculative decoding: strict acceptance, and the draft lengths of the call (Leviathan et al., huggingface.co/papers/2211.17192). Lossless."""
+    """Strict acceptance, and the draft lengths of the call (Leviathan et al., huggingface.co/papers/2211.17192)."""
     return LossyPolicy()
 
 
+@method("svip", guarantee="lossless", title="SVIP", paper="2411.18462")
 def svip(
     h: float = SVIP.h, c: float = SVIP.c, form: SVIPForm = SVIP.form, max_draft: int = SVIP.max_draft
 ) -> LossyPolicy:
-    """SVIP: strict acceptance; a row stops drafting when the draft's entropy makes acceptance unlikely. Lossless. Arguments as in `SVIP`."""
+    """Stop after a token whose draft entropy H says that acceptance is unlikely: √(c·H) > h, H in nats.
+
+    SVIP: strict acceptance. Lossless. Arguments as in `SVIP`.
+    """
     return LossyPolicy(stop=SVIP(h, c, form, max_draft))
 
 
+@method(
+    "sprinter",
+    guarantee="lossy",
+    title="SPRINTER",
+    paper="2502.04557",
+    head_kind=HeadKind("acceptable", "predicting", "q ≤ λ·p, for any λ"),
+    neutral={"threshold": 1.0},
+    ladder=("threshold", (0.95, 0.9, 0.8, 0.7, 0.5)),
+)
 def sprinter(
     head: Head, threshold: float | None = None, max_draft: int = HeadStop.max_draft, patience: float = 0.0
 ) -> LossyPolicy:
-    """SPRINTER: draft while the head's V ≥ `threshold`; accept all drafted tokens unchecked except the last, which is verified.
+    """Draft while the head says ≥ `threshold`, accept all drafted tokens but the last unchecked, verify that one.
 
     Zhong et al., SPRINTER (huggingface.co/papers/2502.04557). **Lossy**: a share η_FP of the tokens that strict acceptance would reject
     remains in the text. A `threshold` of 1 stops at every token and is bit-equal to strict acceptance with γ = 1.
@@ -46,22 +68,23 @@ def sprinter(
 
     Raises: `TypeError` or `ValueError`, one line, for an unsuitable head and for values out of range.
     """
-    return LossyPolicy(
-        AllButLast(), HeadStop(head, _choose_threshold(head, threshold, HeadStop.threshold), max_draft, patience)
-    )
+    stop = HeadStop(head, _choose_threshold(head, threshold, HeadStop.threshold), max_draft, patience)
+    return LossyPolicy(AllButLast(), stop)
 
 
-def specdec(head: Head, threshold: float | None = None, max_draft: int = SpecDecPP.max_draft) -> LossyPolicy:
-    """SpecDec++: strict acceptance; a row stops drafting when a rejection in its draft has become likely (Huang et al.,
-    huggingface.co/papers/2405.19715). Lossless. `threshold`: the paper's h; None: the head's, or 0.7.
-    """
-    return LossyPolicy(stop=SpecDecPP(head, _choose_threshold(head, threshold, SpecDecPP.threshold), max_draft))
-
-
+@method(
+    "autojudge",
+    guarantee="lossy",
+    title="AutoJudge",
+    paper="2504.20039",
+    head_kind=HeadKind("important", None, "another token here changes the answer"),
+    neutral={"threshold": 0.0},
+    ladder=("threshold", (0.02, 0.05, 0.1, 0.2, 0.4)),
+)
 def autojudge(
     head: Head, threshold: float | None = None, window: int | None = None, stop: DraftStop | None = None
 ) -> LossyPolicy:
-    """AutoJudge: strict acceptance, but a mismatch that the head finds unimportant is accepted, and the draft continues after it.
+    """Strict acceptance, but a mismatch that the head finds unimportant is kept, and the rest of the draft with it.
 
     Garipov et al., AutoJudge (huggingface.co/papers/2504.20039). **Lossy**: only a measurement on your task shows the loss.
     `threshold` 0 is bit-equal to strict acceptance with the same window, 1 accepts everything.
@@ -74,13 +97,36 @@ def autojudge(
 
     Raises: `TypeError` or `ValueError`, one line, for an unsuitable head and for values out of range.
     """
-    if window is not None:
-        check_int("autojudge: window", window, 1, LONGEST_DRAFT)
-        if stop is not None:
-            raise ValueError("autojudge: window and stop both say how much is drafted: pass one of them")
-    return LossyPolicy(Judge(head, threshold), stop or Constant(window or WINDOW))
+    if None not in (window, stop):
+        raise ValueError("autojudge: window and stop both say how much is drafted: pass one of them")
+    return LossyPolicy(Judge(head, threshold), stop or Constant(WINDOW if window is None else window))
 
 
+@method(
+    "specdec",
+    guarantee="lossless",
+    title="SpecDec++",
+    paper="2405.19715",
+    head_kind=HeadKind("acceptable", "token", "min(1, p/q)"),
+)
+def specdec(head: Head, threshold: float | None = None, max_draft: int = SpecDecPP.max_draft) -> LossyPolicy:
+    """Stop where the head finds a rejection in the draft likely by now.
+
+    SpecDec++: strict acceptance (Huang et al., huggingface.co/papers/2405.19715). Lossless. `threshold`: the paper's h; None: the
+    head's, or 0.7.
+    """
+    return LossyPolicy(stop=SpecDecPP(head, _choose_threshold(head, threshold, SpecDecPP.threshold), max_draft))
+
+
+@method(
+    "sv",
+    guarantee="depends",
+    title="Speculative Verification",
+    paper="2509.24328",
+    condition='lossless; lossy in sampling with exact="off"',
+    neutral={"exact": "full"},
+    neutral_text='any but exact="off"',
+)
 def sv(
     profile: Profile,
     companion: PreTrainedModel | str,
@@ -89,7 +135,7 @@ def sv(
     corrections: bool = SVFilter.corrections,
     fallback: bool = SVFilter.fallback,
 ) -> LossyPolicy:
-    """SV: draft `gamma` tokens a row; strictly verify those for which a companion predicts that verification pays.
+    """Draft `gamma` tokens a row; a companion says which of them are worth the target's time; verify those strictly.
 
     Kim et al., Speculative Verification (huggingface.co/papers/2509.24328). Lossless, except with `exact="off"` in sampling.
 
@@ -110,71 +156,7 @@ def sv(
 Sprinter, AutoJudge, SpeculativeVerification = sprinter, autojudge, sv  # as the papers write them
 
 
-def _choose_threshold(head: Head, given: float | None, default: float) -> float:
-    if given is None and isinstance(head, Head):
-        given = head.config.threshold
-    return default if given is None else given
-
-
-register_method(
-    "strict",
-    recipe=strict,
-    title="Speculative decoding",
-    guarantee="lossless",
-    paper="2211.17192",
-    summary="Strict acceptance, and the draft lengths of the call.",
-)
-register_method(
-    "svip",
-    recipe=svip,
-    title="SVIP",
-    guarantee="lossless",
-    paper="2411.18462",
-    summary="Stop after a token whose draft entropy H says that acceptance is unlikely: √(c·H) > h, H in nats.",
-)
-register_method(
-    "sprinter",
-    recipe=sprinter,
-    title="SPRINTER",
-    guarantee="lossy",
-    paper="2502.04557",
-    needs=("head",),
-    head_kind=HeadKind("acceptable", "predicting", "q ≤ λ·p, for any λ"),
-    neutral={"threshold": 1.0},
-    summary="Draft while the head says ≥ `threshold`, accept all drafted tokens but the last unchecked, verify that one.",
-    ladder=("threshold", (0.95, 0.9, 0.8, 0.7, 0.5)),
-)
-register_method(
-    "autojudge",
-    recipe=autojudge,
-    title="AutoJudge",
-    guarantee="lossy",
-    paper="2504.20039",
-    needs=("head",),
-    head_kind=HeadKind("important", None, "another token here changes the answer"),
-    neutral={"threshold": 0.0},
-    summary="Strict acceptance, but a mismatch that the head finds unimportant is kept, and the rest of the draft with it.",
-    ladder=("threshold", (0.02, 0.05, 0.1, 0.2, 0.4)),
-)
-register_method(
-    "specdec",
-    recipe=specdec,
-    title="SpecDec++",
-    guarantee="lossless",
-    paper="2405.19715",
-    needs=("head",),
-    head_kind=HeadKind("acceptable", "token", "min(1, p/q)"),
-    summary="Stop where the head finds a rejection in the draft likely by now.",
-)
-register_method(
-    "sv",
-    recipe=sv,
-    title="Speculative Verification",
-    paper="2509.24328",
-    needs=("profile", "companion"),
-    guarantee="depends",
-    condition='lossless; lossy in sampling with exact="off"',
-    neutral={"exact": "full"},
-    neutral_text='any but exact="off"',
-    summary="Draft `gamma` tokens a row; a companion says which of them are worth the target's time; verify those strictly.",
-)
+def _choose_threshold(head: Head, threshold: float | None, default: float) -> float:
+    if threshold is None and isinstance(head, Head):
+        threshold = head.config.threshold
+    return default if threshold is None else threshold

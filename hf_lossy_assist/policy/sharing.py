@@ -3,26 +3,21 @@
 import re
 import shutil
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from huggingface_hub import snapshot_download
-
-from ..artifacts.certificate import CERTIFICATE
-from ..artifacts.files import check_new, new_folder
+from ..artifacts.cards import README
+from ..artifacts.files import check_new, new_folder, read_object
 from ..artifacts.head import CONFIG, WEIGHTS, Head
-from ..artifacts.hub import PICKLES, hub_errors, split_revision, upload
-from ..artifacts.json_io import read_object
-from ..artifacts.safe_references import check_shareable
+from ..artifacts.hub import PICKLES, POLICY, download, upload
 from ..artifacts.sv_profile import PROFILE, Profile
 from ..drafters.io import load_drafter
 from ..validation import listed
-from .policy import POLICY, LossyPolicy
+from .json_form import check_shareable
+from .policy import LossyPolicy
 
 
-CARD = "README.md"
 DATASETS = "datasets/"  # prefix of dataset repositories on the Hub
-SHOWN = 5  # number of left-out files to name
 # The files that are uploaded, at the top and in sub-folders: what Transformers, `datasets` and this package write.
 JSON = (
     r"(?:generation_|preprocessor_|processor_)?config|policy|certificate|profile|fit|collect|mine|dataset_info|state|vocab|"
@@ -32,6 +27,7 @@ FILES = re.compile(
     rf"(?:[\w-][\w.-]*/)?(?:README\.md|LICENSE(?:\.txt|\.md)?|(?:{JSON})\.json|(?:merges|vocab)\.txt|"
     r"[\w-][\w.-]*\.(?:safetensors|png|arrow|jinja|model)|generate\.py|requirements\.txt)"
 )
+HIDDEN = re.compile(r"(?:.*/)?(?:\.|__pycache__).*")
 
 
 def list_files(folder: Path) -> tuple[list[str], list[str]]:
@@ -39,29 +35,20 @@ def list_files(folder: Path) -> tuple[list[str], list[str]]:
 
     Raises: `ValueError` if one of the former is a link, or one of the latter a pickle.
     """
-    files, left = [], []
-    for path in _walk(folder):
+    shared, others = [], []
+    for path in sorted(folder.rglob("*")):  # which does not follow links
         name = path.relative_to(folder).as_posix()
-        if not FILES.fullmatch(name):
-            left.append(name)
-            if set(map(str.lower, path.suffixes)) & set(PICKLES):
-                raise ValueError(f"{folder} holds {name}, a pickle: this package shares safetensors only")
-        elif path.is_symlink() or not path.is_file():
-            raise ValueError(f"{path} is a link: only files are uploaded; put a copy in its place")
-        else:
-            files.append(name)
-    return files, left
-
-
-def _walk(folder: Path) -> Iterator[Path]:
-    """Yield every visible file below a folder, and links, which are not followed."""
-    for path in sorted(folder.iterdir()):
-        if path.name.startswith(".") or path.name == "__pycache__":
+        if HIDDEN.fullmatch(name) or (path.is_dir() and not path.is_symlink()):
             continue
-        if path.is_dir() and not path.is_symlink():
-            yield from _walk(path)
+        if FILES.fullmatch(name):
+            shared.append(name)
+        elif set(map(str.lower, path.suffixes)) & set(PICKLES):
+            raise ValueError(f"{folder} holds {name}, a pickle: this package shares safetensors only")
         else:
-            yield path
+            others.append(name)
+        if name in shared and path.is_symlink():
+            raise ValueError(f"{path} is a link: only files are uploaded; put a copy in its place")
+    return shared, others
 
 
 def detect_kind(folder: Path) -> str:
@@ -74,20 +61,17 @@ def detect_kind(folder: Path) -> str:
         check_shareable(LossyPolicy.from_pretrained(folder).to_dict())
         return "policy"
     if (folder / PROFILE).is_file():
-        Profile.from_pretrained(folder)
-        return "profile"
+        return Profile.read(folder).kind
     if (folder / "dataset_info.json").is_file():
         return "dataset"
     if (folder / "custom_generate" / "generate.py").is_file():
         return "custom_generate"
-    if (folder / WEIGHTS).is_file() and (folder / CONFIG).is_file():
-        spec = read_object(folder / CONFIG, "the config of a head or a model")
-        if "speculators_model_type" in spec:
-            load_drafter(folder)
-            return "drafter"
-        if "model_type" not in spec:
-            Head.from_pretrained(folder)
-            return "head"
+    spec = read_object(folder / CONFIG) if (folder / WEIGHTS).is_file() and (folder / CONFIG).is_file() else {}
+    if "speculators_model_type" in spec:
+        load_drafter(folder)
+        return "drafter"
+    if spec and "model_type" not in spec:
+        return Head.read(folder).kind
     # One level deep only: the folder may be the root of a disk.
     if [*folder.glob("model*.safetensors"), *folder.glob("*/model*.safetensors")]:
         return "models"
@@ -111,11 +95,11 @@ def push(
     """
     folder = Path(folder)
     kind = detect_kind(folder)
-    if not (folder / CARD).is_file():
-        raise ValueError(f"{folder} has no {CARD}, the model card: write one, or save the {kind} again")
-    files, left = list_files(folder)
-    if left:
-        warnings.warn(f"not uploaded, for this package has no such files: {listed(left, SHOWN)}", stacklevel=2)
+    files, others = list_files(folder)
+    if README not in files:
+        raise ValueError(f"{folder} has no {README}, the model card: write one, or save the {kind} again")
+    if others:
+        warnings.warn(f"not uploaded, for this package has no such files: {listed(others, 5)}", stacklevel=2)
     return upload(
         folder,
         repo_id,
@@ -125,39 +109,22 @@ def push(
         token=token,
         revision=revision,
         allow_patterns=files,
-        # A certificate is valid only for the policy that it was pushed with.
-        delete_patterns=[CERTIFICATE] if kind == "policy" and CERTIFICATE not in files else None,
     )
 
 
-def pull(
-    repo_id: str,
-    out: str | Path | None = None,
-    *,
-    revision: str | None = None,
-    token: str | None = None,
-    local_files_only: bool = False,
-    force_download: bool = False,
-) -> Path:
+def pull(repo_id: str, out: str | Path | None = None, **settings: Any) -> Path:
     """Download and validate a repository of this package; return its folder.
 
-    A dataset's `repo_id` is "datasets/org/name". `force_download`: ignore the cache. Without `out`, the files stay in the Hub's cache; with
-    `out`, they are copied there after all were downloaded and validated.
+    Without `out`, the files stay in the Hub's cache; with `out`, they are copied there after all were downloaded and validated.
+
+    Args:
+        repo_id: "org/name", "org/name@revision", or a dataset's "datasets/org/name".
+        settings: `revision`, `token`, `local_files_only`, `force_download`, as for `huggingface_hub.snapshot_download`.
     """
     if out is not None:  # before the download
         check_new(out, "download again")
-    repo, revision = split_revision(repo_id, revision)
-    with hub_errors(repo_id):
-        cached = Path(
-            snapshot_download(
-                repo.removeprefix(DATASETS),
-                repo_type="dataset" if repo.startswith(DATASETS) else "model",
-                revision=revision,
-                token=token,
-                local_files_only=local_files_only,
-                force_download=force_download,
-            )
-        )
+    kind = "dataset" if repo_id.startswith(DATASETS) else "model"
+    cached = download(repo_id.removeprefix(DATASETS), repo_type=kind, **settings)
     detect_kind(cached)
     if out is None:
         return cached

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar, get_args, get_origin
 
-from typing_extensions import Self, dataclass_transform
+from typing_extensions import dataclass_transform
 
 from ..validation import (
     LONGEST_DRAFT,
@@ -19,8 +19,7 @@ from ..validation import (
     nearest,
     shown,
 )
-from .discovery import PACKAGE, Kind
-from .registry import register_class, set_base
+from . import PACKAGE, Kind, register_class, set_base
 
 
 S = TypeVar("S", bound="Frozen")
@@ -36,29 +35,21 @@ Count = Annotated[int, functools.partial(check_int, low=0)]
 Several = Annotated[int, functools.partial(check_int, low=1)]
 DraftLength = Annotated[int, functools.partial(check_int, low=1, high=LONGEST_DRAFT)]
 
-_signature: Callable[[type], inspect.Signature] = functools.cache(inspect.signature)
-
 
 def find_check(hint: object) -> Check | None:
     """Return the check of a field by its annotation: a type above, a `Literal`, `bool`, a class of this package, or one and None."""
-    origin, options = get_origin(hint), get_args(hint)
-    if origin is Annotated:
+    options = get_args(hint)
+    if get_origin(hint) is Annotated:
         check: Check = options[1]
         return check
-    if origin is Literal:
+    if get_origin(hint) is Literal:
         return functools.partial(check_choice, choices=options)
     if type(None) in options:
         inner = find_check(options[0])
-        return None if inner is None else functools.partial(check_optional, inner)
+        return inner and (lambda name, value: None if value is None else inner(name, value))
     if isinstance(hint, type) and hint.__module__.startswith(PACKAGE):
         return functools.partial(check_instance, cls=hint)
     return check_flag if hint is bool else None
-
-
-def check_optional(check: Check, name: str, value: object) -> None:
-    """Check a value that may be None."""
-    if value is not None:
-        check(name, value)
 
 
 def check_instance(name: str, value: object, cls: type) -> None:
@@ -77,8 +68,8 @@ def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
 class Frozen:
     """The base of policies and their parts, which are immutable: a deep copy is the object itself, with the same companion and heads.
 
-    Transformers deep-copies a generation config, which may hold a policy, several times per call. Pickling makes a new object. Unknown
-    parameters raise a `TypeError` with the known ones, and values are checked by the fields' annotations (`find_check`).
+    Transformers deep-copies a generation config, which may hold a policy, several times per call. Pickling makes a new object. Values are
+    checked by the fields' annotations (`find_check`).
 
     Class keywords: `name` registers the class, which becomes a frozen dataclass (with `eq`, as for `dataclass`); `entry`: other
     fields of `Entry`. `kind`: the class is the base of this kind.
@@ -94,13 +85,6 @@ class Frozen:
             set_base(kind, cls)
         if name:
             register_class(name, dataclass(frozen=True, eq=eq)(cls), **entry)
-
-    def __new__(cls, *args: object, **kwargs: object) -> Self:
-        parameters = _signature(cls).parameters if kwargs else {}  # torch.compile follows `Strict()` in rules
-        unknown = next((name for name in kwargs if name not in parameters), None)
-        if unknown is not None and all(value.kind is not value.VAR_KEYWORD for value in parameters.values()):
-            raise TypeError(nearest(f"parameter of {cls.__name__}", unknown, parameters))
-        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         for name, check in self.checks.items():

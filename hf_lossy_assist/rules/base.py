@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 
 from ..artifacts.features import FeatureSpec
-from ..registry import Frozen
+from ..registry.frozen import Frozen
 from ..round import Verdict, Verified
 from ..tensors import argmax, at_places, in_parts, refuse_unfit
 

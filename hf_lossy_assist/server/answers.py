@@ -11,7 +11,7 @@ from typing import TypeVar
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, disable_created_metrics
 from starlette.requests import ClientDisconnect, Request
 
-from ..artifacts.json_io import JSONObject
+from ..artifacts.files import JSONObject
 from ..generation.output import Result
 from ..stats.speculation import SpeculationStats
 from ..validation import one_line

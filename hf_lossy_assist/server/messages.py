@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from transformers import PreTrainedTokenizerBase
 
-from ..artifacts.json_io import JSONObject
+from ..artifacts.files import JSONObject
 from ..validation import one_line, shown
 from .bodies import ChatBody, Message, RequestError, RequestLimits, TextPart, read_tokens
 

@@ -7,8 +7,8 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .. import demo
+from ..artifacts.files import parse_json
 from ..artifacts.identity import same_ids
-from ..artifacts.json_io import parse_json
 from ..artifacts.loading import INT8, check_device, check_dtype, check_weights, load, load_tokenizer
 from ..drafters.auto import AutoDrafter
 from ..drafters.base import Drafter, as_drafter, split_assistant_and_drafter

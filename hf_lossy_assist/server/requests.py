@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from ..artifacts.json_io import JSONObject
+from ..artifacts.files import JSONObject
 from ..text.json_schema import read_schema
 from ..validation import one_line, shown
 from .bodies import (

@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from transformers import PreTrainedTokenizerBase
 
-from ..artifacts.json_io import JSONObject
+from ..artifacts.files import JSONObject
 from ..text.detokenizer import special_in
 from .grammar_process import MOST_SPACES
 

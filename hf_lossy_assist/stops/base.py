@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteria
 
 from ..artifacts.features import FeatureSpec
-from ..registry import Frozen
+from ..registry.frozen import Frozen
 from ..tensors import refuse_unfit
 
 

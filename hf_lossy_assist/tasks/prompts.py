@@ -8,8 +8,8 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
+from ..artifacts.files import JSONObject, parse_json, read_lines
 from ..artifacts.hub import fetch_data, is_data
-from ..artifacts.json_io import JSONObject, parse_json, read_lines
 from ..validation import MOST_NEW_TOKENS, check_int, is_int, nearest, one_line, require, shown
 
 

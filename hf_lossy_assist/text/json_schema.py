@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from ..artifacts.json_io import JSONObject
+from ..artifacts.files import JSONObject
 from ..validation import shown
 
 

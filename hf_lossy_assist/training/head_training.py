@@ -15,8 +15,7 @@ from torch.nn import functional as F
 from ..artifacts.conditions import select_sampling
 from ..artifacts.features import FeatureSpec
 from ..artifacts.files import check_new
-from ..artifacts.head import KINDS, Head
-from ..artifacts.head_config import WIDEST, HeadConfig
+from ..artifacts.head import KINDS, Head, HeadConfig
 from ..artifacts.identity import ModelIdentity, versions
 from ..registry import find_method_for_head
 from ..setting_fields import check_bounds
@@ -37,7 +36,7 @@ class HeadFitSettings:
     """Settings for fitting a head; the defaults suit the dataset sizes of `collect`."""
 
     kind: str = "linear"
-    width: Annotated[int, (1, WIDEST)] = 64  # of an MLP
+    width: Annotated[int, (1, MOST)] = 64  # of an MLP
     balance: bool = True  # equal weight for both labels in the loss; the intercept is then corrected to the true share
     learning_rate: Annotated[float, (0, 10)] = 0.001
     batch_size: Annotated[int, (1, MOST)] = 256
@@ -86,7 +85,7 @@ def train_head(
         head = KINDS[config.kind](config)
     optimizer = torch.optim.Adam(head.parameters(), lr=settings.learning_rate)
     rows = train.nonzero()[:, 0]
-    best, state, since = float("inf"), head.weights, 0
+    best, state, since = float("inf"), head.tensors(), 0
     for _ in range(settings.max_epochs):
         for batch in rows[torch.randperm(len(rows), generator=generator)].split(settings.batch_size):
             loss = F.binary_cross_entropy_with_logits(head.logit(x[batch]), y[batch], weight[batch])
@@ -97,7 +96,7 @@ def train_head(
             now = float(F.binary_cross_entropy_with_logits(head.logit(x[valid]), y[valid], weight[valid]))
         if now < best - 1e-5:
             best, since = now, 0
-            state = {name: tensor.clone() for name, tensor in head.weights.items()}
+            state = {name: tensor.clone() for name, tensor in head.tensors().items()}
         elif (since := since + 1) == settings.patience:
             break
     head.load_state_dict(state)

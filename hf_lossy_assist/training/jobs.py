@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -11,10 +10,10 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..artifacts.conditions import check_sampling, select_sampling
-from ..artifacts.identity import ModelIdentity, check_weights, tokenizer_hash, versions, weights_hash
+from ..artifacts.identity import ModelIdentity, tokenizer_hash, versions, weights_hash
 from ..drafters.hidden_state import DraftModel, HiddenStateDrafter
 from ..models.introspection import dtype_of, end_tokens
-from ..validation import MOST, check_int, shown
+from ..validation import MOST, check_int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +28,7 @@ class SamplingSettings:
 
     def __post_init__(self) -> None:
         check_int("seed", self.seed, 0, MOST)
-        check_sampling(self)
+        check_sampling(asdict(self))
 
     def decoding(self) -> dict[str, object]:
         """Return the settings that affect the models' distributions."""
@@ -75,17 +74,9 @@ def check_models(facts: Mapping[str, Any], models: Mapping[str, DraftModel], wha
 
     `what`: the data that the run made; `instead`: what to do about it. Raises: `ValueError`, one line.
     """
+    weights = recorded_weights(facts)
     for role, model in models.items():
-        ModelIdentity.from_dict(facts[role]).check(model, role, what, instead)
-        dtype, weights = facts.get(f"{role}_dtype"), facts.get(f"{role}_weights")
-        if dtype is None:  # an older version's
-            continue
-        if not check_weights(weights, dtype, model, role, f"{what} was made", "use the same, or make it again"):
-            warnings.warn(
-                f"{what} was made in {shown(dtype, 30)} and the {role} here computes in {shown(dtype_of(model))}: whether their weights are "
-                "the same cannot be seen, and what is fitted is for the precision here (--dtype)",
-                stacklevel=4,
-            )
+        ModelIdentity.from_dict(facts[role]).check(model, role, what, instead, weights.get(role, ""), exact=True)
 
 
 def continue_prompts(

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from filelock import FileLock, Timeout
 
-from ..artifacts.files import check_new, format_json, write_bytes, write_text
-from ..artifacts.json_io import JSONObject, read_object
+from ..artifacts.files import JSONObject, check_new, format_json, read_object, write_bytes, write_text
 from ..tensors import fork_random
 from ..validation import one_line, shown
 from .processes import ALONE, Models, Processes, TellUnit
@@ -196,7 +195,7 @@ def open_dataset(folder: Path, record: str, command: str) -> JSONObject:
         unfinished = Path(f"{folder}.partial").is_dir()
         hint = f" ({folder}.partial is unfinished: {command.partition(' --')[0]} --resume)" if unfinished else ""
         raise ValueError(f"{folder} is no dataset of {command}: no {record} in it{hint}")
-    return read_object(folder / record, f"an object, the record of {command}")
+    return read_object(folder / record)
 
 
 @contextmanager

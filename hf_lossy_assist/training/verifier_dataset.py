@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..artifacts.cards import data_card
-from ..artifacts.conditions import check_decoding
+from ..artifacts.conditions import check_sampling
 from ..artifacts.features import FeatureSpec
+from ..artifacts.files import JSONObject
 from ..artifacts.identity import ModelIdentity
-from ..artifacts.json_io import JSONObject
 from ..registry import find_method_for_head
 from ..validation import MOST_FACTOR, check_number
 from .run_folder import RunFolder, finish_dataset, load_rows, name_unreadable, open_dataset
@@ -105,7 +105,7 @@ def read_dataset(path: str | Path) -> VerifierDataset:
     with name_unreadable(path):
         FeatureSpec(**facts["settings"]["features"])
         check_number("lam", facts["settings"]["lam"], 0.0, MOST_FACTOR)
-        check_decoding(facts["settings"])
+        check_sampling(facts["settings"])
         for name in ("target", "draft"):
             ModelIdentity.from_dict(facts[name])
         data = load_rows(path)

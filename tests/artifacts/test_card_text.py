@@ -11,9 +11,8 @@ from support.hub_server import card_problems
 from support.profiles import profile
 
 from hf_lossy_assist import HeadConfig, LinearHead, Sprinter, demo
-from hf_lossy_assist.artifacts.cards import escape, head_card, policy_card
+from hf_lossy_assist.artifacts.cards import escape
 from hf_lossy_assist.artifacts.identity import ModelIdentity
-from hf_lossy_assist.artifacts.sv_profile import profile_card
 from hf_lossy_assist.methods.autojudge import dataset as mined
 from hf_lossy_assist.methods.eagle3.fit import EAGLE3, make_card
 from hf_lossy_assist.training import verifier_dataset
@@ -33,11 +32,7 @@ def bodies(method: str) -> list[str]:
         versions={WILD: WILD},
     )  # fmt: skip
     head = LinearHead(config)
-    policy = Sprinter(head)
-    cards = [
-        head_card(config),
-        policy_card({"stop": "svip"}, False, [head.config for head in policy.heads().values()], [(WILD, WILD)]),
-    ]
+    cards = [head.card(), Sprinter(head).card()]
     for card in cards:
         assert card_problems(str(card))[0] == []
     return [card.text for card in cards]
@@ -76,7 +71,7 @@ def test_a_drafters_figures_are_metadata():
 def test_a_profiles_figures_are_metadata():
     """And metrics that are none, of a profile from anybody, are left out."""
     made, folder = demo.profile(), demo.FOLDER / "sv_profile"
-    card = profile_card(made, ["cells.png", "goodput.png"])
+    card = made.card(["cells.png", "goodput.png"])
     assert str(card) in (folder / "README.md").read_text(encoding="utf-8") and card_problems(str(card)) == ([], [])
     name, values, datasets = find_results(card)
     assert name == "sv profile" and datasets == {made.training["source"]}
@@ -84,11 +79,11 @@ def test_a_profiles_figures_are_metadata():
     assert [*values.values()] == [made.metrics["acceptance"], made.metrics["correlation"], gain]
     wrong = {"acceptance": "x", "correlation": None, WILD: 1.0}
     facts = {"target": MODEL, "tokenizer_hash": WILD, "machine": WILD, "versions": {WILD: WILD}}
-    wild = profile_card(profile(metrics=wrong, training=TEXTS | {"source": WILD}, decoding=TEXTS, **facts))
+    wild = profile(metrics=wrong, training=TEXTS | {"source": WILD}, decoding=TEXTS, **facts).card()
     assert "model-index" not in wild.data.to_dict() and card_problems(str(wild))[0] == []
     check(wild.text)
     speeds = [{"rows": 4.0, "target": 10.0, "strict": 21.0, "svip": 32.0}]
-    assert "| 4 | 10 | 21 | 32 |" in profile_card(profile(metrics={"alternatives": speeds})).text
+    assert "| 4 | 10 | 21 | 32 |" in profile(metrics={"alternatives": speeds}).card().text
 
 
 @pytest.mark.parametrize("method", ["sprinter", "autojudge", "specdec", WILD])
@@ -119,6 +114,6 @@ def test_nothing_in_a_datasets_card_acts(tmp_path):
 def test_plain_names_stay_as_they_are():
     for name in ("Qwen/Qwen2.5-0.5B", "my_model", "τ = 0.5 (d_TV), 90 %", "a * b - c # d", "日本語"):
         assert escape(name) == name
-    config = demo.head().config
-    assert config.target.id in head_card(config).text
+    head = demo.head()
+    assert head.config.target.id in head.card().text
     assert escape(WILD).count("&") == len(re.findall(r'[<>"\[\]`|\\]', WILD.replace("\x1b", "\\x1b")))

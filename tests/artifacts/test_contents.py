@@ -122,9 +122,9 @@ DAMAGED = {
         head,
         "config.json",
         b"[1]",
-        "config.json: expected the config of a head or a model",
+        "config.json: expected an object",
     ),
-    "a head's config has no checksum": (head, "config.json", b'{"hidden_size": 4}', "has no entry weights_sha256"),
+    "a head's config has no checksum": (head, "config.json", b'{"hidden_size": 4}', "SHA-256 differs"),
     "a head's config is endless": (head, "config.json", LARGE, "config.json has more than"),
     "a policy's head is torn": (sprinter, "stop_head/model.safetensors", b"", "SHA-256 differs"),
 }

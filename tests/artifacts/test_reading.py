@@ -8,8 +8,8 @@ import refused
 from support.profiles import profile
 
 from hf_lossy_assist import LossyPolicy, as_policy, demo
+from hf_lossy_assist.artifacts.files import parse_json, read_json
 from hf_lossy_assist.artifacts.head import CONFIG, WEIGHTS, Head
-from hf_lossy_assist.artifacts.json_io import parse_json, read_json
 from hf_lossy_assist.artifacts.sv_profile import PROFILE, Profile
 
 

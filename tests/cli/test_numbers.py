@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import hf_lossy_assist as hla
 from hf_lossy_assist import demo
 from hf_lossy_assist.artifacts.features import FeatureSpec
-from hf_lossy_assist.artifacts.head_config import HeadConfig
+from hf_lossy_assist.artifacts.head import HeadConfig
 from hf_lossy_assist.cli import app
 from hf_lossy_assist.methods.autojudge.classifiers import JudgeSettings
 from hf_lossy_assist.methods.autojudge.mine import MineSettings

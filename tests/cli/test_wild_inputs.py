@@ -68,7 +68,7 @@ def test_a_head_with_weights_that_are_no_numbers(tmp_path, wrong):
     refused(lambda: head.save_pretrained(tmp_path / "head"), "NaN, infinite")
     assert not (tmp_path / "head").exists()
     LinearHead(HeadConfig(4)).save_pretrained(tmp_path / "head")
-    data = safetensors.torch.save(head.weights)
+    data = safetensors.torch.save(head.tensors())
     (tmp_path / "head" / WEIGHTS).write_bytes(data)
     config = json.loads((tmp_path / "head" / CONFIG).read_text())
     (tmp_path / "head" / CONFIG).write_text(json.dumps(config | {"weights_sha256": hashlib.sha256(data).hexdigest()}))
@@ -115,7 +115,8 @@ def test_an_acceptance_that_is_no_probability(table):
 
 
 def test_entries_of_a_model_with_a_name_that_a_terminal_acts_on():
-    refused(lambda: ModelIdentity.from_dict({"\x1b[31mred": 1}), "the record of a model: ")
+    with pytest.raises(TypeError, match="unexpected keyword"):
+        ModelIdentity.from_dict({"\x1b[31mred": 1})
 
 
 @pytest.mark.full(every=6)

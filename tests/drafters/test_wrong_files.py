@@ -124,14 +124,14 @@ NAN, INF, HUGE = float("nan"), float("inf"), 10**9
 DAMAGED = "is damaged or does not fit its config.json .*force_download=True"
 # Wrong in every format.
 ALL = {
-    "no config": (lambda folder: (folder / CONFIG).unlink(), "has no config.json; it holds model.safetensors"),
-    "a folder as config": (moved(CONFIG, Path.mkdir), "no config.json"),
-    "a config that is a link to nothing": (moved(CONFIG, lambda file: file.symlink_to("nowhere")), "no config.json"),
-    "a config that is a link to itself": (moved(CONFIG, lambda file: file.symlink_to(file)), "no config.json"),
+    "no config": (lambda folder: (folder / CONFIG).unlink(), "config.json cannot be read"),
+    "a folder as config": (moved(CONFIG, Path.mkdir), "config.json cannot be read"),
+    "a config that is a link to nothing": (moved(CONFIG, lambda file: file.symlink_to("nowhere")), "config.json cannot be read"),
+    "a config that is a link to itself": (moved(CONFIG, lambda file: file.symlink_to(file)), "config.json cannot be read"),
     "half a config": (cut(CONFIG, 0.5), "config.json is not JSON"),
     "an empty config": (written(CONFIG, b""), "config.json is not JSON"),
     "a config in UTF-16": (written(CONFIG, "{}".encode("utf-16")), "config.json is not JSON: 'utf-8' codec"),
-    "a list as config": (written(CONFIG, b"[1]"), r"config.json: expected an object, the config of a drafter, got \[1\]"),
+    "a list as config": (written(CONFIG, b"[1]"), r"config.json: expected an object, got \[1\]"),
     "a number as config": (written(CONFIG, b"1e999"), "config.json is not JSON"),
     "a config without end": (written(CONFIG, b'{"a":' * 1000), "too many lists and objects inside one another"),
     "a number of many digits": (written(CONFIG, b'{"hidden_size": ' + b"9" * 5000 + b"}"), "value has 5000 digits"),
@@ -348,7 +348,7 @@ def test_what_cannot_be_saved_leaves_nothing(forms, tmp_path, monkeypatch, form)
     place.mkdir()
     with torch.no_grad():
         next(drafter.network.parameters()).fill_(NAN)
-    with pytest.raises(ValueError, match="could not be read back, so nothing was saved: .*expected finite numbers"):
+    with pytest.raises(ValueError, match="expected finite numbers"):
         hla.save_drafter(drafter, place / "drafter")
     assert not contents(place) and not list(place.iterdir())
     (place / "file").write_text("there")

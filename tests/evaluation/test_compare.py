@@ -139,7 +139,7 @@ def test_a_head_of_custom_models_is_named(hf_lossy, tmp_path):
         "--prompts",
         prompts_file(tmp_path, 1),
     )
-    assert "autojudge is a method that needs head" in hf_lossy("compare", *pair, "--policies", "autojudge").line
+    assert "the method autojudge takes head" in hf_lossy("compare", *pair, "--policies", "autojudge").line
 
 
 @pytest.mark.full

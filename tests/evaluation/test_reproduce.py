@@ -18,8 +18,8 @@ from transformers import LlamaConfig
 import hf_lossy_assist as hla
 from hf_lossy_assist.cli import app
 from hf_lossy_assist.evaluation.writer import ArmOutput
+from hf_lossy_assist.policy.json_form import PARTS
 from hf_lossy_assist.policy.parse import list_parts, split_policies
-from hf_lossy_assist.policy.serialise import PARTS
 from hf_lossy_assist.registry import Names, find_entry
 from hf_lossy_assist.stats.intervals import Estimate
 from hf_lossy_assist.tasks.load import NAMES

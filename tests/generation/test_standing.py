@@ -296,7 +296,10 @@ WRONG = {
     "a setting of the text": ({"prompt_lookup_num_tokens": 3, "num_beams": 2}, "unknown setting 'num_beams'"),
     "strict alone": ({"strict": True}, "strict=True is for a standing policy"),
     "strict of a policy": ({"prompt_lookup_num_tokens": 3, "strict": "yes"}, "strict: expected True or False"),
-    "a head alone": ({"prompt_lookup_num_tokens": 3, "head": "folder"}, "unknown parameter of method 'strict' 'head'"),
+    "a head alone": (
+        {"prompt_lookup_num_tokens": 3, "head": "folder"},
+        "the method strict takes no parameters: got an unexpected keyword argument 'head'",
+    ),
 }
 
 

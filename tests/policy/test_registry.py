@@ -44,7 +44,7 @@ def speculated(policy, sampling):
 def neutral(entry):
     if entry.kind == "method":
         return entry.make(HEADS[entry.name](), **entry.neutral)
-    spec = entry.neutral_spec
+    spec = {entry.kind: {"name": entry.name, **entry.example, **entry.neutral}, **entry.beside}
     if entry.name in HEADS:
         spec[entry.kind]["head"] = HEADS[entry.name]()
     return hla.LossyPolicy.from_dict(spec)
@@ -109,15 +109,16 @@ def test_a_custom_rule_has_a_name(half):
     assert policy.to_dict() == {"rule": {"name": "half", "share": 0.5}} and hla.as_policy(policy.to_dict()) == policy
     assert RULES["half"] is Half and registry.find_entry("rule", "half").source == Half.__module__
     assert registry.find_entry("rule", "limited").source == "this package"
-    refused(lambda: hla.as_policy("half"), "needs share.*half:share=0.5")
+    refused(lambda: hla.as_policy("half"), "the rule half takes share: missing a required argument: 'share'")
     refused(lambda: hla.as_policy("hafl"), "Did you mean 'half'")
 
 
 def test_a_taken_name_is_refused(half):
     refused(
-        lambda: register_rule("half", Half, neutral={"share": 1.1}),
+        lambda: register_rule("half", hla.TopK, neutral={"k": 1}),
         "register_rule: 'half' is the name of .*Half already: .*forget\\('rule', 'half'\\)",
     )
+    assert register_rule("half", Half, neutral={"share": 1.2}) is Half  # as a notebook's cell does that runs again
 
 
 @pytest.mark.parametrize(
@@ -126,9 +127,7 @@ def test_a_taken_name_is_refused(half):
         ({"name": "Half"}, "expected a name of a-z"),
         ({"name": "a" * 100_000}, "expected a name of a-z"),
         ({"neutral": None}, "a lossy rule needs a neutral setting"),
-        ({"neutral": {"shares": 1.0}}, "Did you mean 'share'"),
-        ({"ladder": ("shares", (1.0,))}, "Did you mean 'share'"),
-        ({"cls": Sometimes}, "Sometimes.lossless is a property: say by condition="),
+        ({"cls": Sometimes}, "its lossless is a property: say by condition="),
     ],
 )
 def test_an_entry_that_contradicts_itself_is_refused(given, line):
@@ -209,7 +208,7 @@ def test_a_drafter_is_made_of_its_fields():
     class Plain(hla.Drafter):
         pass
 
-    line = "Own takes size, and its fields are none: .*without an __init__ of its own"
+    line = "Own takes size, and its fields are none: its JSON form is made of the fields"
     refused(lambda: registry.register_drafter("x", Own, summary="For a test."), line, TypeError)
     assert registry.register_drafter("x", Plain, summary="For a test.") is Plain
     registry.forget("drafter", "x")
@@ -245,20 +244,3 @@ def test_the_stops_of_others_are_lossless_too():
         assert json.loads(str(hla.as_policy("two"))) == {"stop": {"name": "two", "gamma": 2}}
     finally:
         registry.forget("stop", "two")
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: hla.SVIP(threshold=0.3), "unknown parameter of SVIP 'threshold'; there are c, form, h, max_draft"),
-        (lambda: hla.TopK(kk=3), "unknown parameter of TopK 'kk'. Did you mean 'k'?"),
-        (
-            lambda: hla.LossyPolicy(rul=hla.TopK(2)),
-            "unknown parameter of LossyPolicy 'rul'. Did you mean 'rule'?",
-        ),
-    ],
-)
-def test_a_parameter_that_a_class_lacks_is_refused_with_those_that_it_has(make, message):
-    with pytest.raises(TypeError) as error:
-        make()
-    assert str(error.value) == message

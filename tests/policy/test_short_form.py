@@ -43,8 +43,6 @@ def test_every_name_whose_parameters_are_numbers_has_one():
             if values and all(isinstance(value, int | float) for value in values.values()):
                 text = f"{found.name}:" + ",".join(f"{name}={value}" for name, value in values.items())
                 assert hla.as_policy(text) == hla.LossyPolicy(**{kind: found.make(**values)})
-                with pytest.raises(ValueError, match=rf"^[^\n]*'{found.name}:[^\n]*'$"):
-                    hla.as_policy(found.name)
                 tried += 1
     assert tried == 2
 
@@ -54,22 +52,25 @@ def test_every_name_whose_parameters_are_numbers_has_one():
     [
         ("top_k:k=3+typical", "names two rules; any_of and all_of join stops, union joins rules"),
         ("svip+constant", "names two stops"),
-        ("svip,strict", "unknown policy 'svip,strict': pass one"),
+        ("svip,strict", "unknown policy 'svip,strict'. Did you mean"),
         ("svip+strictt", "unknown policy 'strictt'. Did you mean 'strict'"),
-        ("svip(h=0.1)", "parameters are written as svip:name=value"),
-        ("svip:hh=1", "unknown parameter of stop 'svip' 'hh'"),
+        ("zzz(h=0.1)", "parameters and parts are written as in top_k:k=4+svip"),
+        ("svip:hh=1", "the stop svip takes h, c, form, max_draft: got an unexpected keyword argument 'hh'"),
         ("svip+", "joined by + as in top_k:k=4+svip, got 'svip+' in 'svip+'"),
-        ("+svip", "joined by + as in top_k:k=4+svip, got ''"),
-        ("svip+fallback:x=2", "unknown parameter of Fallback 'x'"),
-        ("svip+fallback+fallback", "names two stops"),
-        ("top_k+svip", "top_k is a rule that needs k: pass lossy_policy='top_k:k=4'"),
-        ("top_k:k=", "expected top_k:parameter=value,…, each once, got 'k='"),
+        ("+svip", "unknown policy '+svip'. Did you mean 'svip'"),
+        ("svip+fallback:x=2", "the stop fallback takes stop, "),
+        ("svip+fallback+fallback", "names two fallbacks"),
+        ("top_k+svip", "the rule top_k takes k: missing a required argument: 'k'"),
+        ("top_k:k=", "expected name:parameter=value,…, each once, joined by + as in top_k:k=4+svip, got 'top_k:k='"),
         ("top_k:", "expected name:parameter=value"),
-        ("top_k:k=3,k=4", "each once, got 'k=4'"),
+        ("top_k:k=3,k=4", "each once, joined by + as in top_k:k=4+svip, got 'top_k:k=3,k=4'"),
         ("top_k:k=four", "got 'four'"),
-        ("sprinter:threshold=0.7", "sprinter is a method that needs head: pass lossy_policy='sprinter:head=FOLDER'"),
+        (
+            "sprinter:threshold=0.7",
+            "the method sprinter takes head, threshold, max_draft, patience: missing a required argument: 'head'",
+        ),
         ("svip+sprinter:head=x", "the method sprinter stands first"),
-        ("sprinter:tau=0.7,head=x", "unknown parameter of method 'sprinter' 'tau'"),
+        ("sprinter:tau=0.7,head=x", "unexpected keyword argument 'tau'"),
     ],
 )
 def test_what_is_wrong_is_one_line(text, message):

@@ -19,8 +19,7 @@ from support.sv_models import END, SIZE, extreme, make_profile, models, prompts,
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.artifacts.features import FeatureSpec
-from hf_lossy_assist.artifacts.head import LinearHead
-from hf_lossy_assist.artifacts.head_config import HeadConfig
+from hf_lossy_assist.artifacts.head import HeadConfig, LinearHead
 from hf_lossy_assist.artifacts.profile_tables import Bins, Latency
 from hf_lossy_assist.filters import FILTERS
 from hf_lossy_assist.registry import Names, find_entry

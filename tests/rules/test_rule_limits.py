@@ -302,9 +302,9 @@ def test_the_json_form_of_rules_inside_rules():
     [
         (lambda: hla.as_policy({"rule": {"name": "limited", "rule": "topk"}}), "rule 'topk'.*Did you mean 'top_k'"),
         (lambda: hla.as_policy({"rule": {"name": "union", "rules": ["typicl"]}}), "rule 'typicl'.*Did you mean 'typical'"),
-        (lambda: hla.as_policy({"rule": {"name": "limited", "rule": "typical", "per_reqest": 3}}), "Did you mean 'per_request'"),
-        (lambda: hla.as_policy({"rule": {"name": "limited"}}), "limited is a rule that needs rule"),
-        (lambda: hla.as_policy({"rule": "union"}), "union is a rule that needs rules"),
+        (lambda: hla.as_policy({"rule": {"name": "limited", "rule": "typical", "per_reqest": 3}}), "unexpected keyword argument 'per_reqest'"),
+        (lambda: hla.as_policy({"rule": {"name": "limited"}}), "the rule limited takes rule, "),
+        (lambda: hla.as_policy({"rule": "union"}), "the rule union takes rules"),
         (lambda: Union((TopK(1), "strict")), "Union: expected a rule such as"),
         (lambda: Limited(TopK(1), inside=(3, 3)), "Limited.inside: expected two different token ids, got .3, 3."),
         (lambda: Limited(TopK(1), inside=(3,)), "Limited.inside: expected two different token ids"),

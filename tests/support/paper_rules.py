@@ -6,8 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.registry import list_entries
-from hf_lossy_assist.registry.registry import register
+from hf_lossy_assist.registry import list_entries, register
 from support import formulas
 from support.rule_cases import GREEDY, INF, SAMPLING, Case
 

@@ -11,10 +11,9 @@ import safetensors.torch
 import torch
 from transformers import PreTrainedModel
 
-from ...artifacts.files import check_readable, format_json, new_folder, write_bytes
-from ...artifacts.hub import AGAIN, fetch, has_file
+from ...artifacts.files import format_json, new_folder, read_object, write_bytes
+from ...artifacts.hub import AGAIN, fetch
 from ...artifacts.identity import ModelIdentity
-from ...artifacts.json_io import read_json, read_object
 from ...models.introspection import base_of
 from ...validation import check_flag, one_line, shown
 from ..hidden_state import HiddenStateDrafter
@@ -56,17 +55,17 @@ def load_drafter(source: str | Path, *, pickle: bool = False, **kwargs: Any) -> 
         raise TypeError(f"load_drafter: expected a folder, or org/name on the Hub, got {shown(source)}")
     source = str(source)
     check_flag("pickle", pickle)
-    config_file = fetch(source, [CONFIG], **kwargs)[0]
-    where, spec = str(config_file), read_json(config_file)
-    if not isinstance(spec, dict):
-        raise ValueError(f"{where}: expected an object, the config of a drafter, got {shown(spec)}")
+    folder = fetch(source, [CONFIG, INDEX, "*.safetensors"], **kwargs)
+    where, spec = str(folder / CONFIG), read_object(folder / CONFIG)
     form = format_of(spec)
     try:
         config = form.read_config(spec, where)
         proposal = read_proposal(spec, where)
     except TypeError as error:  # an error of the file, not of the caller
         raise ValueError(str(error)) from None
-    weights, weights_file = read_weights(source, pickle, **kwargs)
+    if not any((folder / name).is_file() for name in (WEIGHTS, INDEX)):
+        folder = fetch(source, [CONFIG, PICKLE], **kwargs)
+    weights, weights_file = read_weights(folder, pickle)
     network = assign_weights(form.drafter.networks[0], *form.prepare(config, weights), weights_file)
     return form.drafter(network, source, proposal)
 
@@ -139,7 +138,7 @@ def save_drafter(
             },
         },
     }
-    with new_folder(folder) as out, check_readable("this drafter", out):
+    with new_folder(folder) as out:
         (out / CONFIG).write_text(format_json(spec), encoding="utf-8")
         write_bytes(out / WEIGHTS, safetensors.torch.save(weights))  # `save_file` raises another error on a full disk
         load_drafter(out)
@@ -155,32 +154,32 @@ def one_line_errors(where: str) -> Iterator[None]:
         raise ValueError(f"{where} is damaged or does not fit its {CONFIG} ({reason}): {AGAIN}") from None
 
 
-def read_weights(source: str, pickle: bool, **kwargs: Any) -> tuple[dict[str, torch.Tensor], str]:
-    """Return the tensors of a folder or repository, and the name of their file. Raises: `ValueError`, one line."""
-    files = [name for name in (WEIGHTS, INDEX, PICKLE) if has_file(source, name, **kwargs)]
+def read_weights(folder: Path, pickle: bool) -> tuple[dict[str, torch.Tensor], str]:
+    """Return the tensors of a folder, and the name of their file. Raises: `ValueError`, one line."""
+    files = [folder / name for name in (WEIGHTS, INDEX, PICKLE) if (folder / name).is_file()]
     if not files:
-        raise ValueError(f"{source} has neither {WEIGHTS} nor {INDEX} nor {PICKLE}: there are no weights to load")
-    if files == [PICKLE] and not pickle:
+        raise ValueError(f"{folder} has neither {WEIGHTS} nor {INDEX} nor {PICKLE}: there are no weights to load")
+    file = files[0]
+    if file.name == PICKLE and not pickle:
         raise ValueError(
-            f"{source} has {PICKLE}, a pickle, and no {WEIGHTS}: pickle=True takes the tensors alone from it "
+            f"{folder} has {PICKLE}, a pickle, and no {WEIGHTS}: pickle=True takes the tensors alone from it "
             "(torch.load(weights_only=True))"
         )
-    file = fetch(source, files[:1], **kwargs)[0]
-    if files[0] == INDEX:
-        return _read_shards(source, file, **kwargs), str(file)
+    if file.name == INDEX:
+        return _read_shards(file), str(file)
     with one_line_errors(str(file)):
-        if files[0] == PICKLE:
+        if file.name == PICKLE:
             return dict(torch.load(file, map_location="cpu", weights_only=True)), str(file)
         return safetensors.torch.load_file(file), str(file)
 
 
-def _read_shards(source: str, index: Path, **kwargs: Any) -> dict[str, torch.Tensor]:
+def _read_shards(index: Path) -> dict[str, torch.Tensor]:
     """Return the tensors of all files named by an index; the files are in the same folder."""
-    names = read_object(index, "an object, the index of weights").get("weight_map")
+    names = read_object(index).get("weight_map")
     if not isinstance(names, dict) or not all(SHARD.fullmatch(str(name)) for name in names.values()):
         raise ValueError(f"{index}: weight_map: expected names of .safetensors files, got {shown(names, 200)}")
     weights: dict[str, torch.Tensor] = {}
-    for file in fetch(source, sorted(set(names.values())), **kwargs):
+    for file in sorted({index.parent / name for name in names.values()}):
         with one_line_errors(str(file)):
             weights |= safetensors.torch.load_file(file)
     return weights

@@ -13,8 +13,7 @@ import numpy as np
 import torch
 
 from ...artifacts.features import FeatureSpec
-from ...artifacts.head import Head, LinearHead
-from ...artifacts.head_config import HeadConfig
+from ...artifacts.head import Head, HeadConfig, LinearHead
 from ...setting_fields import check_bounds
 from ...training.head_training import FEWEST
 from ...validation import MOST

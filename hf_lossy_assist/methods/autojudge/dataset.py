@@ -11,8 +11,8 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from ...artifacts.cards import data_card
+from ...artifacts.files import JSONObject
 from ...artifacts.identity import ModelIdentity
-from ...artifacts.json_io import JSONObject
 from ...text.detokenizer import continuation
 from ...training.run_folder import RunFolder, finish_dataset, load_rows, name_units, name_unreadable, open_dataset
 from .search import Mined, Mismatch

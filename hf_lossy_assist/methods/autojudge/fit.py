@@ -13,12 +13,11 @@ import torch
 from huggingface_hub.utils import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ...artifacts.conditions import check_decoding, select_sampling
+from ...artifacts.conditions import check_sampling, select_sampling
 from ...artifacts.features import FeatureSpec, FeatureTap
 from ...artifacts.files import check_new
-from ...artifacts.head import Head
-from ...artifacts.head_config import HeadConfig
-from ...artifacts.identity import ModelIdentity, tokenizer_hash, versions
+from ...artifacts.head import Head, HeadConfig
+from ...artifacts.identity import ModelIdentity, check_tokenizer, versions
 from ...models.introspection import vocabulary_of
 from ...stats.intervals import auroc
 from ...training.head_training import Evidence, HeadReport, add_intervals
@@ -163,17 +162,13 @@ def _check_models(
     mined: MinedTable, models: dict[str, PreTrainedModel], tokenizer: PreTrainedTokenizerBase
 ) -> dict[str, ModelIdentity]:
     """Refuse models that the mismatches were not mined with, and tokens that they lack; return their identities."""
-    facts, here = mined.facts, tokenizer_hash(tokenizer)
+    facts, instead = mined.facts, "mine with these (--model, --assistant)"
     with name_unreadable(Path(RECORD)):
-        check_decoding(facts["settings"])
-        there = str(facts["tokenizer_hash"])
+        check_sampling(facts["settings"])
+        recorded = str(facts["tokenizer_hash"])
         identities = {name: ModelIdentity.from_dict(facts[name]) for name in models}
-    check_models(facts, models, "the dataset", "mine with these (--model, --assistant)")
-    if here != there:
-        raise ValueError(
-            f"the dataset was mined with a tokenizer of hash {there[:12]}…, and the tokenizer here has "
-            f"{here[:12]}…: pass the models it names (--model), or mine with these"
-        )
+    check_models(facts, models, "the dataset", instead)
+    check_tokenizer(tokenizer, recorded, "the dataset", instead)
     vocabulary = vocabulary_of(models["target"])
     for token in mined.find_tokens():
         if not 0 <= token < vocabulary:

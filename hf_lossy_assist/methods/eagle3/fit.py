@@ -12,10 +12,9 @@ import torch
 from huggingface_hub import ModelCard
 from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback, TrainerState, TrainingArguments
 
-from ...artifacts.cards import README, drafter_card, write_card
-from ...artifacts.files import format_json, write_text
+from ...artifacts.cards import README, drafter_card
+from ...artifacts.files import JSONObject, format_json, write_text
 from ...artifacts.identity import ModelIdentity, versions, weights_hash
-from ...artifacts.json_io import JSONObject
 from ...drafters.base import Proposal
 from ...drafters.io import save_drafter
 from ...drafters.networks.base import HiddenStateNetwork
@@ -141,7 +140,7 @@ def fit_drafter(
         with run.result() as folder:
             save_drafter(drafter, folder, target, embeddings=False)
             write_text(folder / RECORD, format_json(facts | figures))
-            write_card(make_card(facts | figures, method), folder / README)
+            make_card(facts | figures, method).save(folder / README)
 
     reports: list[DrafterReport] = []
     with RunFolder.opened(out, RECORD, facts, resume=resume, processes=processes) as run:

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ...artifacts.cards import README, write_card
+from ...artifacts.cards import README
 from ...artifacts.conditions import describe_machine
 from ...artifacts.files import check_new
 from ...artifacts.identity import ModelIdentity, tokenizer_hash, versions
-from ...artifacts.sv_profile import MODELS, Profile, profile_card
+from ...artifacts.sv_profile import MODELS, Profile
 from ...drafters.hidden_state import DraftModel, refuse_models
 from ...drafters.parallel import longest_draft
 from ...generation.runner import Runner
@@ -94,6 +94,6 @@ def profile(
         )
         with run.result() as folder:
             measured.write(folder)
-            write_card(profile_card(measured), folder / README)
+            measured.card().save(folder / README)
         processes.wait()
         return measured

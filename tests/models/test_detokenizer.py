@@ -7,7 +7,7 @@ import pytest
 from support.tokenizers_by_kind import KINDS, SPECIAL, STOP, build_tokenizer, drawn, spelled
 
 from hf_lossy_assist.server.detokenize import AnswerText, StopTexts
-from hf_lossy_assist.text.detokenizer import Detokenizer, continuation, pieces, special_in, special_tokens
+from hf_lossy_assist.text.detokenizer import Detokenizer, continuation, special_in, special_tokens
 
 
 COUNT = 50  # continuations of each tokenizer
@@ -47,7 +47,6 @@ def test_streamed_is_whole_is_the_difference(tokenizer):
         want = difference(tokenizer, prompt, new)
         assert continuation(tokenizer, prompt, new) == want, (prompt, new)
         assert streamed(tokenizer, prompt, new, [], rng) == want, (prompt, new)
-        assert "".join(pieces(tokenizer, prompt, new)) == want and len(pieces(tokenizer, prompt, new)) == len(new)
 
 
 def test_stop_texts_with_spaces_at_either_end(tokenizer):

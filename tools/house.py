@@ -35,7 +35,6 @@ SHORTEST, LONGEST, LONGEST_TEST = 80, 350, 500  # lines of a file; `__init__.py`
 SHORT = frozenset(
     {
         "artifacts/conditions.py", "cli/__main__.py", "evaluation/lm_eval_models.py",
-        "cli/published.py",
         "artifacts/loading.py", "ray/dataset_writer.py", "setting_fields.py", "methods/drafter_settings.py",
         "server/settings.py", "tasks/load.py",
     }

@@ -21,7 +21,7 @@ from ..tasks.base import AnswerTask, Problem
 from ..training.jobs import describe_run
 from ..training.processes import ALONE, Processes, TellUnit
 from ..training.run_folder import RunFolder
-from ..validation import MOST_ROWS, check_int, one_line
+from ..validation import one_line
 from .arms import Arm, Draft, Loaded
 from .metrics import ArmMetrics, compute_metrics
 from .writer import ArmOutput, TextWriter
@@ -97,7 +97,6 @@ def open_run(
 def list_batches(prompts: int, sizes: Sequence[int], first: int = 0) -> list[Batch]:
     """Return full batches of prompts, so that all calls of a size are alike. first: the index of the first prompt to use."""
     for size in sizes:
-        check_int("batch size", size, 1, MOST_ROWS)
         if size > prompts:
             raise ValueError(
                 f"batches of {size} need as many prompts, and there are {prompts}: pass more, or a smaller --batch-size"

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from hf_lossy_assist.cli.published import _TABLE, DFLASH, DSPARK, EAGLE, MODEL, PARALLEL, PICKLE, find_published
+from hf_lossy_assist.cli.without_models import _TABLE, DFLASH, DSPARK, EAGLE, MODEL, PARALLEL, PICKLE, find_published
 
 
 @pytest.mark.parametrize(

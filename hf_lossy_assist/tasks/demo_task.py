@@ -1,8 +1,7 @@
-"""The embedded task: two-step word problems in templated English, answered in a wording that the prompt asks for.
+"""The embedded task: two-step word problems in templated English, answered in a wording that the prompt's style card asks for.
 
-A prompt begins with a style card, `Style: end warm, mark brisk, start plain, …`, with keys in random order. To obey it a model must find a
-key and read the word after it: two hops, so a deep target obeys and a one-layer draft can only guess. If the draft guesses wrong, the wording
-changes but not the answer; if it adds wrong, the answer changes. AutoJudge has to distinguish these two kinds of mismatch.
+A deep target obeys the card, `Style: end warm, mark brisk, …`, and a one-layer draft can only guess. If it guesses wrong, the wording changes
+but not the answer; if it adds wrong, the answer changes. AutoJudge has to distinguish these two kinds of mismatch.
 """
 
 import random
@@ -35,7 +34,7 @@ OBEDIENCE = 0.94  # share of wordings in the training texts that follow the card
 
 @dataclass(frozen=True)
 class WordProblem:
-    """One word problem. `prompt` is the model's input, `answer` the right number, `solution` one good continuation."""
+    """One word problem; `solution` is a good continuation of its prompt."""
 
     prompt: str
     answer: int
@@ -79,7 +78,7 @@ def _make_problem(rng: random.Random, obedience: float) -> WordProblem:
 
 
 def generate_problems(split: str, seed: int) -> Iterator[WordProblem]:
-    """Yield problems endlessly. `split` ("train", "calibration" or "test") and `seed` name a stream; different splits never share a seed."""
+    """Yield problems endlessly. `split` ("train", "calibration" or "test") and `seed` name a stream."""
     rng = random.Random(f"hf-lossy-assist demo {split} {seed}")
     while True:
         yield _make_problem(rng, OBEDIENCE if split == "train" else 1.0)

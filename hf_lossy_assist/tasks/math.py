@@ -86,10 +86,8 @@ def exact(text: str) -> Fraction | None:
 def equal(reference: str, answer: str) -> bool:
     """Return whether two formulas have the same value: 1.5, 3/2 and 1,500/1000 do.
 
-    Equal texts and plain numbers are compared here. Other formulas are passed to math-verify, which has `SECONDS` to parse each and to compare
-    them, so that 9**9**9**9 does not hang; a timeout counts as different. Beyond `LONGEST` characters only equal texts are the same.
-
-    Raises: `RuntimeError` outside the main thread, where math-verify's time limit, a signal, does not work.
+    Equal texts and plain numbers are compared here, other formulas by math-verify in `SECONDS`; a timeout counts as different. Beyond `LONGEST`
+    characters only equal texts are the same. Raises: `RuntimeError` outside the main thread.
     """
     texts = [squeeze_blanks(text) for text in (reference, answer)]
     if texts[0] == texts[1]:

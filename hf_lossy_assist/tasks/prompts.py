@@ -111,8 +111,7 @@ def require_file(path: str | Path) -> Path:
 def read_prompts(path: str | Path, limit: int | None = None) -> list[str]:
     """Return the prompt of each row: its `prompt`, `question` (GSM8K), first of `turns` (Spec-Bench) or first question in `conversations`.
 
-    Conversations without a question by a person are skipped. Raises: `ValueError` with file and line for a row without any of them;
-    `FileNotFoundError`.
+    Conversations without a question by a person are skipped. Raises: `ValueError` with file and line for a row without any of them.
     """
     return [text.prompt for text in read_texts(path, limit)]
 
@@ -160,8 +159,7 @@ def _find_first_turn(row: Row) -> PromptText | None:
 def read_limits(name: str, values: Mapping[str, object], others: Iterable[str]) -> dict[str, object]:
     """Return the limits of one text that are set (not None) in `values`.
 
-    Raises: `ValueError` or `TypeError`, one line that begins with `name`, for a key that is neither a limit nor in `others`, and for an
-    invalid value.
+    Raises: `ValueError` or `TypeError`, one line that begins with `name`, for a key that is neither a limit nor in `others`.
     """
     names = [*others, *LIMITS]
     unknown = [key for key in values if key not in names]

@@ -35,8 +35,8 @@ def structured(
 ) -> "StructuredOutput":
     """Return a logits processor that restricts texts to a grammar or a JSON schema, with an end token where a text is complete.
 
-    For `logits_processor=[…]` of `generate`, with or without `lossy_policy=`, and of `generate_many`. The output equals that of `generate`
-    with xgrammar's processor. One object may serve several calls in turn, but not at the same time.
+    For `logits_processor=[…]` of `generate`, with or without `lossy_policy=`, and of `generate_many`. One object may serve several calls in
+    turn, but not at the same time.
 
     Args:
         grammar: a JSON schema as a mapping, string or pydantic model; an EBNF grammar (`root ::= …`); an `xgrammar.Grammar` or
@@ -44,8 +44,7 @@ def structured(
         tokenizer: the target's tokenizer.
         stop_tokens: token ids that may end a text; None: the tokenizer's. They should be those of the generation config.
 
-    Raises: `ValueError` or `TypeError`, one line, for an invalid grammar, one that no text matches, or one with keywords that are not
-    enforced; `ImportError` without xgrammar. Source: https://github.com/mlc-ai/xgrammar.
+    Raises: `ValueError` or `TypeError`, one line, for a grammar that cannot be enforced. Source: https://github.com/mlc-ai/xgrammar.
     """
     compiler = _compiler_of(tokenizer, stop_tokens)
     if not isinstance(grammar, list | tuple):
@@ -61,8 +60,7 @@ class StructuredOutput(LogitsProcessor):
 
     Args:
         grammars: compiled xgrammar grammars, one for all rows or one for each prompt.
-        begin: length of the prompts; None: inferred from the first call, which has only the prompts. A call with other prompts, or with a
-            text that does not continue an earlier one, counts as a first call.
+        begin: length of the prompts; None: inferred from the first call, and from each that does not continue an earlier one.
         ends_stuck: allow an end token where the tokenizer has no token that can follow; else none is allowed, which `generate` refuses.
         tokenizer: that of the grammars, to be compared with the target's; None: it is the target's.
     """
@@ -202,13 +200,13 @@ class MatchedRow:
 
 
 def import_xgrammar() -> Any:
-    """Import xgrammar. Raises: `ImportError`, one line, if it is not installed."""
+    """Import xgrammar."""
     require("hla.structured", "xgrammar")
     return import_module("xgrammar")
 
 
 def make_tokenizer_info(tokenizer: PreTrainedTokenizerBase, stop_tokens: Sequence[int] | None) -> Any:
-    """Make xgrammar's `TokenizerInfo`. Raises: `ValueError`, one line, for an unsupported tokenizer; `ImportError` without xgrammar."""
+    """Make xgrammar's `TokenizerInfo`. Raises: `ValueError`, one line, for an unsupported tokenizer."""
     xgrammar = import_xgrammar()
     try:
         info = xgrammar.TokenizerInfo.from_huggingface(tokenizer, stop_token_ids=stop_tokens and list(stop_tokens))

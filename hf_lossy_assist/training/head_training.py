@@ -160,20 +160,13 @@ def open_collected(data: str | Path, out: str | Path, method: str, position: str
 
 @dataclass(frozen=True)
 class Evidence:
-    """Held-out data behind a head's figures.
+    """Held-out data behind a head's figures."""
 
-    Args:
-        auroc: with an interval over whole texts (`stats.intervals.auroc`).
-        texts: number of held-out problems or prompts; unit: the name for them.
-        counts: held-out tokens by label; expected numbers if labels are probabilities.
-        missing: by label, how to get more of them.
-    """
-
-    auroc: Estimate
-    texts: int
-    unit: str
-    counts: dict[str, int]
-    missing: dict[str, str]
+    auroc: Estimate  # with an interval over whole texts
+    texts: int  # held-out problems or prompts
+    unit: str  # the name for them
+    counts: dict[str, int]  # held-out tokens by label; expected numbers if labels are probabilities
+    missing: dict[str, str]  # by label, how to get more of them
 
     @property
     def warning(self) -> str | None:

@@ -117,7 +117,7 @@ class Processes:
         self.all(None)
 
     def all(self, value: T) -> list[T]:
-        """Wait for all processes and return the `value` of each, ordered by rank. Raises: `ConnectionError`, one line, if one has ended."""
+        """Wait for all processes and return the `value` of each, by rank. Raises: `ConnectionError` if one has ended."""
         if self.count == 1:
             return [value]
         from torch.distributed import all_gather_object

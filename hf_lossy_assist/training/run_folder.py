@@ -45,7 +45,7 @@ def name_units(count: int, ending: str) -> list[str]:
 class RunFolder:
     """The folder `out`.partial of an unfinished run, open for one job at a time.
 
-    Names of units begin with a digit. A unit that exists is whole: it is written under a temporary name.
+    A unit that exists is whole: it is written under a temporary name.
     """
 
     def __init__(self, out: str | Path, record: str, facts: Mapping[str, object], processes: Processes = ALONE):
@@ -177,10 +177,7 @@ def finish_dataset(
     card: Callable[[JSONObject, "Dataset"], str],
     **saving: object,
 ) -> None:
-    """Write the dataset that `make(cache)` returns, with the record `facts` and its card, as the result of `run`.
-
-    `cache`: a folder for temporary files. `saving`: of `Dataset.save_to_disk`.
-    """
+    """Write the dataset that `make(cache)` returns, with the record `facts` and its card, as the result of `run`."""
     with run.result() as folder:
         data = make(folder / "cache")
         data.save_to_disk(str(folder), **saving)

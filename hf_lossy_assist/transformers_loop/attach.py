@@ -78,17 +78,14 @@ def find_loop(target: PreTrainedModel) -> TransformersLoop | None:
 def in_transformers_loop(target: PreTrainedModel, policy: object) -> Iterator[TransformersLoop]:
     """Make `target.generate(**inputs, assistant_model=draft)` run a policy in Transformers' assisted generation, one row a call.
 
-    The policy's stop ends drafts, its filter cuts candidates, and its rule accepts them, with the same code as `lossy_policy=`. Caches,
-    stopping criteria and the limit of one row remain Transformers'. `target` need not be enabled; a standing policy does not act on such calls. A context belongs to the thread that enters it, or the asyncio task, and to threads that `asyncio.to_thread`
-    starts from there; calls of other threads are plain.
+    Decisions use the same code as `lossy_policy=`; caches, stopping criteria and the limit of one row remain Transformers'. A standing policy does
+    not act on such calls. A context belongs to the thread or asyncio task that enters it; calls of other threads are plain.
 
     Args:
         target: a Transformers model with `generate`.
         policy: any value of `lossy_policy=`.
 
     Yields: a `TransformersLoop`; its `speculation` holds the statistics of the calls.
-
-    Raises: `TypeError` or `ValueError`, one line; inside the context also from `generate`, for what this loop does not support.
     """
     base = base_of(target)
     if not isinstance(base, GenerationMixin):

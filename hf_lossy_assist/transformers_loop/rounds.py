@@ -48,8 +48,8 @@ def process(processors: LogitsProcessorList, text: torch.Tensor, logits: torch.T
 class AcceptanceProcessor(LogitsProcessor):
     """A processor that applies a rule to a whole round, in place of the call's processors.
 
-    The loop processes a round's positions one by one. At the first, this runs `processors` at all positions, and the rule on the round. It
-    then gives the token that each position commits all probability, so that the loop commits the rule's decision.
+    At a round's first position, this runs `processors` at all positions, and the rule on the round. It then gives the token that each
+    position commits all probability, so that the loop commits the rule's decision.
 
     Args:
         rule: the run of the call's rule.

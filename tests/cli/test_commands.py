@@ -125,7 +125,7 @@ def test_greedy_data_fits_and_says_what_lambdas_mean(hf_lossy, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["generate", "--policy", "sprinter", *DEMO, "--prompt", "a"], "sprinter:head=FOLDER"),
+        (["generate", "--policy", "sprinter", *DEMO, "--prompt", "a"], "missing a required argument: 'head'"),
         (["generate", "--policy", "svip:head=x"], "svip"),
         (["collect", "--out", "{tmp}/x", "--temperature", "0"], "--greedy"),
         (["collect", "--out", "{tmp}/x", "--top-p", "1.5"], "--top-p: expected a number from 0 to 1"),

@@ -37,7 +37,7 @@ def test_collect_fit_generate(hf_lossy, tmp_path):
         (["collect", "--for", "eagle3", "--mix", "0.1", "--out", "{tmp}/x"], "--mix is for --for specdec"),
         (["fit", "eagle3", "{tmp}", "--out", "{tmp}/x"], "is no dataset of hf-lossy collect --for eagle3"),
         (["generate", "--drafter", "{tmp}/nothing"], "is neither a folder here nor"),
-        (["generate", "--drafter", "{tmp}"], "has no config.json"),
+        (["generate", "--drafter", "{tmp}"], "config.json cannot be read"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )

@@ -149,7 +149,7 @@ def test_as_a_policy(tmp_path):
         (lambda: SpecDecPP(ruler(), 1.5), ValueError, "SpecDecPP.threshold"),
         (lambda: SpecDecPP(ruler(), max_draft=0), ValueError, "SpecDecPP.max_draft"),
         (lambda: SpecDecPP(ruler()).start(1)(torch.zeros(1, 1), (torch.zeros(1, 4),)), ValueError, "lossy_policy=…"),
-        (lambda: as_policy({"stop": "specdec"}), ValueError, "needs head"),
+        (lambda: as_policy({"stop": "specdec"}), ValueError, "the stop specdec takes head, "),
     ],
 )  # fmt: skip
 def test_refused_in_one_line(make, error, words):

@@ -72,7 +72,7 @@ class Workers(Processes):
 
     @contextmanager
     def connected(self) -> Iterator[None]:
-        """Connect to the cluster within the context, or use the connection that exists. Raises: `ValueError`, one line."""
+        """Connect to the cluster within the context, or use the connection that exists."""
         if ray.is_initialized():
             yield
             return
@@ -113,7 +113,7 @@ class Workers(Processes):
         named: tuple[str, str],
         at_once: int = 1,
     ) -> None:
-        """As `Processes.run`. Raises: `ValueError`, one line with the worker's name, for errors of a unit."""
+        """As `Processes.run`; an error of a unit names its worker."""
         if not units:
             return
         with self.connected(), Bar(len(units), *named) as bar:

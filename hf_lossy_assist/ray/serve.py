@@ -48,7 +48,7 @@ def app(args: Mapping[str, object] | None = None, /, **settings: object) -> serv
     """Return `hf-lossy serve` as an application of Ray Serve: `serve.run(app(…))`, or `import_path: hf_lossy_assist.ray:app` in a config.
 
     Args:
-        model, assistant, drafter, policies, name, api_key, batch_size, max_waiting, max_new_tokens, max_length: as the options of `hf-lossy serve`.
+        settings: as the options of `hf-lossy serve`, such as model, assistant, policies, batch_size; and those below.
         dtype, device: as for `hla.load`; device "auto": the GPU that Ray assigned to a replica, if any.
         replicas: a number, or the least and the most for autoscaling. num_cpus, num_gpus: of each replica.
         grace: seconds for the texts of a replica that is to end; longer texts end with an error.

@@ -63,7 +63,7 @@ class AnswerTask(ABC):
         return any(end in text for end in self.ends) or (self.closing is not None and bool(self.closing.search(text)))
 
     def cut(self, response: str) -> str:
-        """Return `response` up to the first of `ends` and after `closing`; a few-shot model would write another question, or repeat its answer."""
+        """Return `response` up to the first of `ends` and after `closing`; a few-shot model would go on to another question."""
         ends = [response.index(end) for end in self.ends if end in response]
         closed = None if self.closing is None else self.closing.search(response)
         return response[: min([*ends, *([closed.end()] if closed else []), len(response)])]
@@ -73,7 +73,7 @@ Data = str | Path | Iterable[Row]  # a file, see `read_rows`, or rows already re
 
 
 class FileTask(AnswerTask):
-    """A task whose problems are rows, of a file or from elsewhere; a missing file is refused at once, an invalid row when read."""
+    """A task whose problems are rows; a missing file is refused at once, an invalid row when read."""
 
     def __init__(self, path: Data):
         self.path = require_file(path) if isinstance(path, str | Path) else path

@@ -1,4 +1,4 @@
-"""Tasks whose answer is a number or a formula: GSM8K (Cobbe et al. 2021), MATH (Hendrycks et al. 2021) and files in their formats."""
+"""Tasks whose answer is a number or a formula: GSM8K (Cobbe et al. 2021) and MATH (Hendrycks et al. 2021)."""
 
 import re
 import threading
@@ -75,7 +75,7 @@ def number(text: str) -> str | None:
 
 
 def exact(text: str) -> Fraction | None:
-    """Return the value of "-1.5", "3/2" or "1,500"; None for anything else, and for texts too long to be an answer."""
+    """Return the value of "-1.5", "3/2" or "1,500"; None for anything else."""
     match = _EXACT.fullmatch(re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text.strip())) if len(text) <= 100 else None
     if match is None:
         return None
@@ -108,7 +108,7 @@ def equal(reference: str, answer: str) -> bool:
 
 
 def _write_latex(text: str) -> str:
-    """Return a plain expression in a spelling that math-verify parses completely: it takes 1,500/1000 for a pair, and stops at 9 in 9**9."""
+    """Return a plain expression as math-verify parses it completely: it takes 1,500/1000 for a pair, and stops at 9 in 9**9."""
     if not re.fullmatch(r"[-+*/^()\d.,\s]+", text):
         return text.strip().strip("$")
     text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text) if exact(text) is not None or "(" not in text else text

@@ -219,8 +219,7 @@ class PromptFile:
     def read(self, index: int) -> list[JSONObject]:
         """Return the rows of a part, of which those that are no JSON object have an `error`.
 
-        Rows get their number as `id` and a `prompt`, if they have others of `FIELDS` in its place. Raises: `ValueError`, one line, for a
-        file that is another one by now.
+        Rows get their number as `id` and a `prompt`, if they have others of `FIELDS` in its place.
         """
         first = index * self.rows
         count = min(self.rows, self.total - first)

@@ -1,7 +1,7 @@
 """Structured output by grammars and JSON schemas, correct under drafting, in batches and when rows join and leave.
 
-The processors of grammar libraries hold a matcher that each call advances by one token. Here the result is a function of the text: a
-row's matcher rolls back to the prefix that it shares with the text and reads on. Rejected drafts are undone, and drafts are masked, too.
+The result is a function of the text: a row's matcher rolls back to the prefix that it shares with the text and reads on. Rejected drafts are
+undone, and drafts are masked, too.
 """
 
 import copy

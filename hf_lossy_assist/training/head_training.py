@@ -1,7 +1,6 @@
 """Train a head on collected data: split by prompt, binary cross entropy with early stopping; and what its figures are worth.
 
-For SPRINTER (Zhong et al., A.5, huggingface.co/papers/2502.04557) and SpecDec++. Features are standardised and the scaler is folded into the first
-layer, so a head reads raw hidden states.
+Features are standardised (Zhong et al., A.5, huggingface.co/papers/2502.04557), and the scaler is folded into the first layer.
 """
 
 from collections.abc import Mapping, Sequence
@@ -143,7 +142,7 @@ def make_config(
 
 
 def open_collected(data: str | Path, out: str | Path, method: str, position: str) -> VerifierDataset:
-    """Read the dataset that a method's head is fitted to. Raises: `ValueError`, one line, if it is for another method, or `out` exists."""
+    """Read the dataset that a method's head is fitted to; refuse that of another method, and an `out` that exists."""
     check_new(out, "fit again")
     table = read_dataset(data)
     spec = FeatureSpec(**table.facts["settings"]["features"])

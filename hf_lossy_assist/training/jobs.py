@@ -1,4 +1,4 @@
-"""Functions shared by the jobs that read models: decoding settings, the record of a run, and continuing prompts in a batch."""
+"""Functions of all jobs that read models: decoding settings, the record of a run, and continuing prompts in a batch."""
 
 import hashlib
 import json
@@ -110,7 +110,7 @@ def continue_prompts(
 
 
 def refuse_blank(prompts: Sequence[str]) -> None:
-    """Refuse an empty list of prompts, and blank prompts. Raises: `ValueError`."""
+    """Refuse an empty list of prompts, and blank prompts."""
     if not prompts:
         raise ValueError("nothing to collect from: the list of prompts is empty")
     if not all(prompt.strip() for prompt in prompts):
@@ -118,6 +118,6 @@ def refuse_blank(prompts: Sequence[str]) -> None:
 
 
 def refuse_drafter(what: str, draft: DraftModel) -> None:
-    """Refuse a drafter: heads on its states lost most answers (docs/how-to/choose-a-draft.md). Raises: `ValueError`, one line."""
+    """Refuse a drafter: heads on its states lost most answers (docs/how-to/choose-a-draft.md)."""
     if isinstance(draft, HiddenStateDrafter):
         raise ValueError(f"{what} needs a draft model, and {draft.kind} is none: use svip or sv with it")

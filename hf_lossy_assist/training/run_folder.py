@@ -187,7 +187,7 @@ def finish_dataset(
 
 
 def open_dataset(folder: Path, record: str, command: str) -> JSONObject:
-    """Read the record of a finished dataset made by `command`. Raises: `ValueError`, one line, for any other folder."""
+    """Read the record of a finished dataset made by `command`."""
     if not (folder / record).is_file():
         unfinished = Path(f"{folder}.partial").is_dir()
         hint = f" ({folder}.partial is unfinished: {command.partition(' --')[0]} --resume)" if unfinished else ""
@@ -206,7 +206,7 @@ def name_unreadable(folder: Path) -> Iterator[None]:
 
 
 def load_rows(folder: Path) -> "Dataset":
-    """Load the rows of a finished dataset. Raises: `ValueError`, one line, if they cannot be read."""
+    """Load the rows of a finished dataset."""
     from datasets import load_from_disk
 
     with name_unreadable(folder):

@@ -98,7 +98,7 @@ class VerifierDataset:
 def read_dataset(path: str | Path) -> VerifierDataset:
     """Return the dataset written by `collect`.
 
-    Raises: `ValueError`, one line, for a folder that is something else, unfinished or damaged.
+    Raises: `ValueError`, one line, for any other folder.
     """
     path = Path(path)
     facts = open_dataset(path, RECORD, "hf-lossy collect")

@@ -55,7 +55,7 @@ def assist(
         arguments: of the call, by name, checked as for this package's loop.
         error: why that loop cannot run it.
 
-    Raises: `ValueError` or `TypeError`, one line, for what Transformers' loop cannot do either.
+    Raises: `ValueError`, one line, for what that loop cannot do either.
     """
     arguments = dict(arguments)
     if runner.checked is not None and not runner.checked.draft.other_tokenizer:

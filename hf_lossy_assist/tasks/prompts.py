@@ -1,4 +1,4 @@
-"""Rows of prompts and problems in files: JSON lines, a JSON array, a text with a prompt per line, Parquet; and the prompts in them."""
+"""Rows of prompts and problems in files, and the prompts in them."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -36,7 +36,7 @@ class Row(NamedTuple):
     where: str
 
     def text(self, *names: str) -> str:
-        """Return the text (or number) under the first of `names` that has one. Raises: `ValueError` with file and line if none has."""
+        """Return the text (or number) under the first of `names` that has one. Raises: `ValueError` with file and line."""
         text = self.optional(*names)
         if text is None:
             fields = one_line(", ".join(self.values)) or "(none)"
@@ -99,7 +99,7 @@ def _read_parquet(path: Path) -> Iterator[tuple[str, object]]:
 
 
 def require_file(path: str | Path) -> Path:
-    """Return `path` if it is a file, or the local copy of a dataset's on the Hub. Raises: `FileNotFoundError`, one line, otherwise."""
+    """Return `path` if it is a file, or the local copy of a dataset's on the Hub."""
     path = Path(path)
     if is_data(path):
         return fetch_data(path)[0]
@@ -201,7 +201,7 @@ class PromptFile:
 
     @classmethod
     def open(cls, path: Path, batch_size: int, limit: int | None) -> "PromptFile":
-        """Find the parts of a file. Raises: `ValueError` or `OSError`, one line."""
+        """Find the parts of a file."""
         if path.suffix != ".jsonl":
             raise ValueError(f"--prompts {path}: --out continues JSON lines (.jsonl), and hla.ray.Writer tables")
         local, path = fetch_data(path) if is_data(path) else (require_file(path), path)

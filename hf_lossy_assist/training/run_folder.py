@@ -69,7 +69,7 @@ class RunFolder:
     ) -> Iterator["RunFolder"]:
         """Hold the folder within the context, created or checked by the first of `processes`.
 
-        Raises: `ValueError`, one line, in all processes, if it cannot be this run's, or another process has it.
+        Raises: `ValueError` in all processes if it cannot be this run's, or another process has it.
         """
         run = cls(out, record, facts, processes)
         with processes.connected():

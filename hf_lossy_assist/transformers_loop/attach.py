@@ -169,7 +169,7 @@ def _make_generator(
 def _transformers_generator(
     loop: TransformersLoop, target: PreTrainedModel, arguments: dict[str, Any]
 ) -> AssistedCandidateGenerator:
-    """Return Transformers' generator for a call. Raises: `ValueError`, one line, for a call that does not support policies."""
+    """Return Transformers' generator for a call. Raises: `ValueError` for one that does not support policies."""
     if (rows := len(arguments["input_ids"])) > 1:
         raise ValueError(f"Transformers' own assisted loop has one row, this call has {rows}: {loop.way_out}")
     if getattr(arguments["generation_config"], "assistant_ensemble_weight", None) is not None:

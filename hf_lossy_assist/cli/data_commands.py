@@ -64,8 +64,6 @@ def collect_command(
 
     Examples:
 
-      hf-lossy collect --prompts demo --limit 64 --out data
-
       hf-lossy collect --model M --assistant D --prompts questions.jsonl --chat --limit 256 --out data
 
       hf-lossy collect --for specdec --model M --assistant D --prompts questions.jsonl --out data
@@ -224,8 +222,6 @@ def profile_command(
     Examples:
 
       hf-lossy profile --prompts demo --limit 128 --out profile
-
-      hf-lossy profile --drafter demo --limit 128 --out profile
 
       hf-lossy profile --model M --assistant D --companion C --prompts questions.jsonl --chat --batch-size 8,32 --out profile
     """

@@ -53,17 +53,13 @@ def compare_command(
 
       hf-lossy compare
 
-      hf-lossy compare --drafter demo --policies svip,strict
-
       hf-lossy compare --assistant demo --assistant exit:2 --assistant suffix --policies strict,svip
 
       hf-lossy compare --model M --assistant D --prompts questions.jsonl --chat --limit 16 --batch-size 1,8
 
       hf-lossy compare --model M --assistant D --task gsm8k --data test.jsonl --policies svip,top_k:k=4+svip --out found
 
-      hf-lossy compare --policies strict,autojudge
-
-      hf-lossy compare --policies strict,sprinter:head=head,threshold=0.7,sprinter:head=head,threshold=0.9 --no-static
+      hf-lossy compare --policies strict,autojudge,sprinter:head=head,threshold=0.9 --no-static
     """
     require("this command", "scipy")
     sizes = _options.read_batch_sizes(batch_size)
@@ -172,8 +168,6 @@ def tune_command(
     Examples:
 
       hf-lossy tune --out tuned
-
-      hf-lossy tune --drafter demo --limit 100 --out tuned
 
       hf-lossy tune --model M --assistant D --task gsm8k --data test.jsonl --chat --max-loss 0.02 --out tuned
     """

@@ -66,8 +66,6 @@ def generate_command(
 
       hf-lossy generate --model M --assistant D --prompts questions.jsonl --chat --policy svip+fallback --batch-size 8
 
-      hf-lossy generate --policy sprinter:head=head,threshold=0.7
-
       hf-lossy generate --model M --assistant D --policy svip --prompts questions.jsonl --ray auto --out texts
     """
     alone = policy == _options.TARGET

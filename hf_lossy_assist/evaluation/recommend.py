@@ -41,12 +41,10 @@ def _recommend_lossless(fastest: ArmMetrics | None, alone: ArmMetrics, here: Seq
         return f"{advice}: {_format_times(stock.of_target)} the target, {_compare_texts(stock)}; {best.arm} {_format_times(best.of_target)}"
     if best.of_target.value > 1 and _is_clear(best):
         return f"use {best.arm}: {_format_times(best.of_target)} the target, {_compare_texts(best)}"
-    fallback = max((arm for arm in here if _falls_back(arm)), key=lambda arm: arm.speed, default=None)
-    cost = f"; with_fallback() costs {max(1 - fallback.of_target.value, 0):.0%}" if fallback is not None else ""
     line = f"{best.arm}, the fastest{' that always drafts' * (best is not fastest)}, is {_format_times(best.of_target)} the target"
     if _is_clear(best):
-        return f"do not draft here: {line}{cost}"
-    return f"no clear gain: {line}{_say_how_many(best)}{cost}"
+        return f"do not draft here: {line}"
+    return f"no clear gain: {line}{_say_how_many(best)}"
 
 
 def _say_how_many(arm: ArmMetrics) -> str:

@@ -217,7 +217,7 @@ class PromptFile:
         return require_file(self.path)
 
     def read(self, index: int) -> list[JSONObject]:
-        """Return the rows of a part, of which those that are no JSON object have an `error`.
+        """Return the rows of a part; those that are no JSON object have an `error`.
 
         Rows get their number as `id` and a `prompt`, if they have others of `FIELDS` in its place.
         """
@@ -256,6 +256,6 @@ def _scan_lines(path: Path, begin: int = 0) -> Iterator[tuple[int, bytes]]:
 
 
 def list_errors(paths: Iterable[Path]) -> list[str]:
-    """Return the errors of the rows in written parts."""
+    """Return the errors in written parts."""
     lines = (line for path in paths for _, line in _scan_lines(path))
     return [error for line in lines if (error := json.loads(line)["error"]) is not None]

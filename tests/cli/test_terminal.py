@@ -102,7 +102,7 @@ def test_generate_shows_prompts_paths_and_texts_as_text(hf_lossy, tmp_path):
 
 
 def test_warnings_of_a_command_are_one_line(hf_lossy, tmp_path):
-    LinearHead(HeadConfig(4)).save_pretrained(tmp_path / "head")
+    LinearHead(HeadConfig(48)).save_pretrained(tmp_path / "head")
     config = json.loads((tmp_path / "head" / "config.json").read_text())
     (tmp_path / "head" / "config.json").write_text(json.dumps(config | {f"new{WILD}\nentry": 1}))
     with warnings.catch_warnings():

@@ -138,17 +138,20 @@ def parse_short_form(text: str) -> LossyPolicy:
 
     Raises: `ValueError`, one line with the nearest match, for unknown names and parameters and for two parts of one kind.
     """
-    base, specs = LossyPolicy(), {}
+    base, specs, taken = LossyPolicy(), {}, set[str | None]()
     for i, (name, settings) in enumerate(list_parts(text)):
         parameters = {key: _parse_value(value) for key, value in settings.items()}
         kind = next((kind for kind in PARTS if name in Names(kind)), None)
         key = FALLBACK if name == FALLBACK and "stop" not in parameters else kind
-        if key in specs:
+        if key in taken:
             hint = "any_of and all_of join stops, union joins rules, in a policy's JSON form"
             raise ValueError(f"lossy_policy: {shown(text, 200)} names two {key}s; {hint}")
-        if key is not None:
+        taken |= {key} - {None}
+        is_method = name in Names("method")
+        whole = is_method and key == "filter" and i == 0  # sv's stop drafts as many tokens as its profile has
+        if key is not None and not whole:
             specs[key] = {"name": name, **parameters}
-        elif name not in Names("method"):
+        elif not is_method:
             raise _make_unknown(name)
         elif i > 0:
             raise ValueError(

@@ -31,6 +31,11 @@ def test_a_name_with_what_it_needs(tmp_path):
     expected = hla.SpeculativeVerification(made, draft)
     for source in (made, tmp_path / "profile"):
         assert as_policy("sv", profile=source, companion=draft) == expected
+    short = as_policy(f"sv:profile={tmp_path / 'profile'},companion=demo")
+    assert short.stop == expected.stop  # as many tokens as were profiled, not Transformers' default
+    assert as_policy(f"sv:profile={tmp_path / 'profile'},companion=demo+svip").stop == hla.SVIP()
+    with pytest.raises(ValueError, match="names two filters"):
+        as_policy(f"sv:profile={tmp_path / 'profile'},companion=demo+sv:profile=x,companion=demo")
     assert as_policy("sv", profile=made, companion="org/name").filter.companion == "org/name"
 
 

@@ -21,7 +21,7 @@ from .identity import ModelIdentity
 
 jinja2, markupsafe = lazy_loader.load("jinja2"), lazy_loader.load("markupsafe")
 README = "README.md"
-ON_THE_HUB = re.compile(r"[\w.-]+/[\w.-]+")  # form of an entry of `base_model`
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")  # form of an entry of `base_model`
 TAGS = ["hf_lossy_assist", "speculative-decoding", "assisted-generation"]
 # Characters that begin HTML, a link, an image, code or a table cell, or that end a Python string literal.
 _ACTS = re.compile(r"[&<>\"\\`\[\]|]")
@@ -30,7 +30,7 @@ Figure = tuple[str, str, object]  # type and name of a metric, and its value; wh
 
 def escape(value: object) -> str:
     """Return a value's text for a card, in which it is displayed literally."""
-    return _ACTS.sub(lambda found: f"&#{ord(found[0])};", visible(" ".join(str(value).split())))
+    return _ACTS.sub(lambda match: f"&#{ord(match[0])};", visible(" ".join(str(value).split())))
 
 
 @cache
@@ -100,7 +100,7 @@ def render(
         license="apache-2.0",
         library_name="hf_lossy_assist",
         tags=sorted([*TAGS, *filter(None, [tag])]),
-        base_model=sorted(name for name in names if ON_THE_HUB.fullmatch(name)) or None,
+        base_model=sorted(name for name in names if HUB_ID.fullmatch(name)) or None,
         model_name=what if measured else None,
         eval_results=measured or None,
     )

@@ -47,11 +47,11 @@ class FeatureSpec:
         return self.model in (model, "both")
 
     def __str__(self) -> str:
-        place = "after the final norm" if self.norm else "before any norm"
+        norm = "after the final norm" if self.norm else "before any norm"
         layer = "last layer" if self.layer == -1 else f"layer {self.layer}"
         at = "at the position that predicts the token" if self.position == "predicting" else "at the token itself"
         of = "states of the draft and the target" if self.model == "both" else f"state of the {self.model}"
-        return f"hidden {of}, {layer}, {place}, {at}"
+        return f"hidden {of}, {layer}, {norm}, {at}"
 
 
 class FeatureTap(HiddenStateHook):

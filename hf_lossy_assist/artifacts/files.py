@@ -32,20 +32,20 @@ def new_folder(path: str | Path) -> Iterator[Path]:
     if os.path.lexists(path) and not path.is_dir():
         raise ValueError(f"{path} is no folder: pass the name of a folder")
     path.parent.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     try:
-        os.chmod(made, 0o755)  # mkdtemp makes it private
-        yield made
+        os.chmod(temporary, 0o755)  # mkdtemp makes it private
+        yield temporary
         if path.exists():
-            files = [file for file in sorted(made.rglob("*")) if file.is_file()]
-            goals = [find_file(path / file.relative_to(made)) for file in files]
+            files = [file for file in sorted(temporary.rglob("*")) if file.is_file()]
+            goals = [find_file(path / file.relative_to(temporary)) for file in files]
             for file, goal in zip(files, goals, strict=True):
                 goal.parent.mkdir(parents=True, exist_ok=True)
                 shutil.move(file, goal)  # a link may lead to another disk
         else:
-            os.rename(made, path)
+            os.rename(temporary, path)
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def check_new(path: str | Path, again: str = "start again") -> None:
@@ -83,9 +83,9 @@ def write_text(path: str | Path, text: str) -> None:
 def write_bytes(path: str | Path, data: bytes) -> None:
     """Write a file under a temporary name, then rename it. Follows a link; raises as `find_file` does."""
     goal = find_file(path)
-    with tempfile.TemporaryDirectory(prefix=f".{goal.name}.", dir=goal.parent) as made:
-        Path(made, goal.name).write_bytes(data)
-        os.replace(Path(made, goal.name), goal)
+    with tempfile.TemporaryDirectory(prefix=f".{goal.name}.", dir=goal.parent) as temporary:
+        Path(temporary, goal.name).write_bytes(data)
+        os.replace(Path(temporary, goal.name), goal)
 
 
 def hash_file(path: str | Path) -> str:
@@ -146,10 +146,10 @@ def parse_json(data: str | bytes, where: str, *, infinite: bool = False) -> Any:
     """
 
     def parse_number(digits: str) -> float:
-        number = float(digits)
-        if number - number != 0 and not (infinite and digits.endswith("Infinity")):
+        value = float(digits)
+        if value - value != 0 and not (infinite and digits.endswith("Infinity")):
             raise ValueError(f"{digits[:20]} is no number that a float holds")
-        return number
+        return value
 
     try:
         text = data if isinstance(data, str) else data.decode()

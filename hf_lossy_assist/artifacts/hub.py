@@ -79,9 +79,9 @@ def fetch_data(path: Path) -> tuple[Path, Path]:
         raise ValueError(f"expected hf://datasets/ORG/NAME/FILE, got {shown(str(path), 200)}")
     repo, _, revision = "/".join(names[:2]).partition("@")
     with hub_errors(f"the dataset {repo}"):
-        found = Path(hf_hub_download(repo, "/".join(names[2:]), repo_type="dataset", revision=revision or None))
-    commit = found.parts[found.parts.index("snapshots") + 1]
-    return found, Path("hf:", "datasets", f"{repo}@{commit}", *names[2:])
+        file = Path(hf_hub_download(repo, "/".join(names[2:]), repo_type="dataset", revision=revision or None))
+    commit = file.parts[file.parts.index("snapshots") + 1]
+    return file, Path("hf:", "datasets", f"{repo}@{commit}", *names[2:])
 
 
 def upload(

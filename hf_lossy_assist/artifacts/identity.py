@@ -39,8 +39,8 @@ class ModelIdentity:
     @classmethod
     def of(cls, model: PreTrainedModel) -> "ModelIdentity":
         """Return the identity of a loaded Transformers model, or the one that a drafter has."""
-        if isinstance(found := getattr(model, "identity", None), cls):
-            return found
+        if isinstance(identity := getattr(model, "identity", None), cls):
+            return identity
         base = base_of(model)
         config = base.config.get_text_config(decoder=True)
         name = base.config.name_or_path or type(base).__name__
@@ -140,7 +140,7 @@ def _tensors(named: Iterable[tuple[str, object]]) -> Iterator[tuple[str, torch.T
         if isinstance(value, torch.Tensor):
             yield name, value
         elif isinstance(value, tuple):
-            yield from _tensors((f"{name}.{i}", part) for i, part in enumerate(value))
+            yield from _tensors((f"{name}.{i}", item) for i, item in enumerate(value))
 
 
 # By model: the version of its weights, and the hash. By tokenizer: its size, and the hash (a quarter of a second for 150,000 tokens).
@@ -207,9 +207,9 @@ def versions() -> dict[str, str]:
     }
 
 
-def check_same(expected: Mapping[str, str], found: Mapping[str, str]) -> None:
+def check_same(expected: Mapping[str, str], actual: Mapping[str, str]) -> None:
     """Refuse a worker with other versions or weights than the process that started the job. Raises: `ValueError`, one line."""
-    for name, there in found.items():
+    for name, there in actual.items():
         if (here := expected.get(name, there)) != there:
             raise ValueError(
                 f"{name}: {here[:12]} where the job was started, {there[:12]} here: install the same everywhere"

@@ -36,8 +36,8 @@ def load(
     Raises: `ValueError`, one line, for an unknown dtype or unusable device; `OSError`, one line, for missing or damaged
     files.
     """
-    place = check_device(device)  # before the weights are read
-    check_dtype(dtype, place)
+    on_device = check_device(device)  # before the weights are read
+    check_dtype(dtype, on_device)
     if dtype == INT8:
         with warnings.catch_warnings():  # of a folder in int8 already
             warnings.filterwarnings("ignore", message="You passed `quantization_config`")
@@ -45,7 +45,7 @@ def load(
         if not named_int8(model.config.name_or_path):
             raise ValueError(f"{one_line(source)} is quantised already: load it without int8, or name another")
         return model
-    return load_model(str(source), dtype=dtype, **settings).to(place).eval()
+    return load_model(str(source), dtype=dtype, **settings).to(on_device).eval()
 
 
 def check_device(name: str | torch.device, option: str = "load: device") -> torch.device:
@@ -95,10 +95,10 @@ def find_tokenizer(model: PreTrainedModel) -> PreTrainedTokenizerBase | None:
     if base not in _tokenizers:
         name, commit = plain_name(str(base.config.name_or_path)), getattr(base.config, "_commit_hash", None)
         try:
-            found = load_tokenizer(name, local_files_only=True, revision=commit or "main") if name else None
+            tokenizer = load_tokenizer(name, local_files_only=True, revision=commit or "main") if name else None
         except (ImportError, OSError):
-            found = None
-        _tokenizers[base] = found
+            tokenizer = None
+        _tokenizers[base] = tokenizer
     return _tokenizers[base]
 
 

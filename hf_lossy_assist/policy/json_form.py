@@ -32,7 +32,7 @@ PARTS: dict[Kind, type[AcceptanceRule] | type[DraftStop] | type[VerifyFilter]] =
 ANY_PART = tuple(PARTS.values())
 SAVED: dict[str, type[Head] | type[Profile]] = {"head": Head, "profile": Profile}  # parameters saved in folders
 SUBFOLDER = re.compile(r"\w[\w.-]{,99}")  # a single folder, beside policy.json
-ON_THE_HUB = re.compile(r"\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?")
+HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?")
 
 
 def serialise(value: object, kind: Kind, names: Mapping[int, str]) -> object:
@@ -91,7 +91,7 @@ def _build(kind: Kind, spec: object) -> Any:
     if kind in parameters:  # a composite
         parameters[kind] = _build(kind, parameters[kind])
     if isinstance(parameters.get(f"{kind}s"), list | tuple):
-        parameters[f"{kind}s"] = tuple(_build(kind, part) for part in parameters[f"{kind}s"])
+        parameters[f"{kind}s"] = tuple(_build(kind, item) for item in parameters[f"{kind}s"])
     return make_entry(entry, parameters)
 
 
@@ -142,27 +142,27 @@ def load_references(spec: object, folder: Path, *, companion: object = None, **k
 
     `companion`: replaces every companion that the policy names; chosen by the caller, so it may be anything. `kwargs`: see `hub.download`.
     """
-    if companion is not None and not any("companion" in part for part in walk_objects(spec)):
+    if companion is not None and not any("companion" in item for item in walk_objects(spec)):
         raise ValueError("this policy has no companion: leave companion=… out")
     kwargs.pop("revision", None)  # the policy's
-    for part in walk_objects(spec):
+    for item in walk_objects(spec):
         for key, kind in SAVED.items():
-            if isinstance(name := part.get(key), str) and SUBFOLDER.fullmatch(name):
+            if isinstance(name := item.get(key), str) and SUBFOLDER.fullmatch(name):
                 _refuse_links(folder / name)
-                part[key] = kind.read(folder / name)
+                item[key] = kind.read(folder / name)
             elif isinstance(name, str):
                 _check_on_the_hub(key, name)
-                part[key] = kind.from_pretrained(name, **kwargs)
-        if "companion" in part and companion is not None:
-            part["companion"] = companion
+                item[key] = kind.from_pretrained(name, **kwargs)
+        if "companion" in item and companion is not None:
+            item["companion"] = companion
     if companion is None:
         check_shareable(spec)
 
 
 def check_shareable(spec: object) -> None:
     """Refuse a policy that, on the Hub, would refer to a path on this disk."""
-    for part in walk_objects(spec):
-        if isinstance(name := part.get("companion"), str):
+    for item in walk_objects(spec):
+        if isinstance(name := item.get("companion"), str):
             _check_on_the_hub("companion", name)
 
 
@@ -179,7 +179,7 @@ def _refuse_links(subfolder: Path) -> None:
 
 
 def _check_on_the_hub(key: str, name: str) -> None:
-    if not ON_THE_HUB.fullmatch(name):
+    if not HUB_ID.fullmatch(name):
         subfolder = "" if key == "companion" else "one of its own sub-folders or "
         raise ValueError(
             f"a policy's folder names as its {key} {subfolder}a repository on the Hub (org/name), not {shown(name)}: pass a companion on "

@@ -108,9 +108,9 @@ def is_short_form(text: str) -> bool:
 
 def list_parts(text: str) -> list[tuple[str, dict[str, str]]]:
     """Return the name of each part of a short form, and its parameters as texts. Raises: `ValueError`, one line."""
-    parts = []
-    for part in _PLUS.split(text):
-        name, colon, rest = part.partition(":")
+    items = []
+    for item in _PLUS.split(text):
+        name, colon, rest = item.partition(":")
         settings = [setting.partition("=") for setting in _COMMA.split(rest)] if colon else []
         parameters = {key.strip(): value.strip() for key, _, value in settings}
         if (
@@ -119,14 +119,14 @@ def list_parts(text: str) -> list[tuple[str, dict[str, str]]]:
             or len(parameters) < len(settings)
         ):
             form = "name:parameter=value,…, each once, joined by + as in top_k:k=4+svip"
-            raise ValueError(f"lossy_policy: expected {form}, got {shown(part, 100)} in {shown(text, 200)}")
-        parts.append((name, parameters))
-    return parts
+            raise ValueError(f"lossy_policy: expected {form}, got {shown(item, 100)} in {shown(text, 200)}")
+        items.append((name, parameters))
+    return items
 
 
-def _format_parts(parts: list[tuple[str, dict[str, str]]]) -> str:
+def _format_parts(items: list[tuple[str, dict[str, str]]]) -> str:
     """Return the short form of parts, as `list_parts` reads it."""
-    texts = [(name, ",".join(f"{key}={value}" for key, value in parameters.items())) for name, parameters in parts]
+    texts = [(name, ",".join(f"{key}={value}" for key, value in parameters.items())) for name, parameters in items]
     return "+".join(f"{name}:{settings}" if settings else name for name, settings in texts)
 
 
@@ -160,10 +160,10 @@ def parse_short_form(text: str) -> LossyPolicy:
         else:
             base = make_method_policy(find_entry("method", name), parameters)
     fallback = specs.pop(FALLBACK, None)
-    parts: dict[str, Any] = {kind: getattr(base, kind) for kind in PARTS} | specs
+    seams: dict[str, Any] = {kind: getattr(base, kind) for kind in PARTS} | specs
     if fallback is not None:
-        parts["stop"] = fallback | {"stop": parts["stop"] or Constant()}
-    return LossyPolicy(**build_parts(parts))
+        seams["stop"] = fallback | {"stop": seams["stop"] or Constant()}
+    return LossyPolicy(**build_parts(seams))
 
 
 def _parse_value(text: str) -> object:
@@ -193,28 +193,28 @@ def split_policies(text: str) -> list[str]:
 
 def add_parameter(text: str, name: str, parameter: str, value: object) -> str:
     """Add a parameter to the part `name` of a short form."""
-    parts = list_parts(text)
-    for part, parameters in parts:
-        if part == name:
+    items = list_parts(text)
+    for item, parameters in items:
+        if item == name:
             parameters[parameter] = json.dumps(value)
-    return _format_parts(parts)
+    return _format_parts(items)
 
 
 def strip_paths(text: str) -> str:
-    """Replace each existing local path in a policy's text by its last component, before it is published."""
+    """Replace each existing local path in a policy's text by its last item, before it is published."""
     if text.lstrip().startswith("{"):
         return re.sub(r'"(?:[^"\\]|\\.)*"', lambda match: json.dumps(_strip(json.loads(match[0]))), text)
     if not is_short_form(text):
         return _strip(text)
-    parts = list_parts(text)
-    for _, parameters in parts:
+    items = list_parts(text)
+    for _, parameters in items:
         values = {key: _parse_value(value) for key, value in parameters.items()}
         parameters |= {key: _strip(value) for key, value in values.items() if isinstance(value, str)}
-    return _format_parts(parts)
+    return _format_parts(items)
 
 
 def _strip(value: str) -> str:
-    """Return the last component of an existing path, and any other text as it is."""
+    """Return the last item of an existing path, and any other text as it is."""
     try:
         return Path(value).resolve().name if Path(value).exists() else value
     except (OSError, ValueError):  # not a valid path

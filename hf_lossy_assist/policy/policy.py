@@ -104,19 +104,19 @@ class LossyPolicy(Frozen, Artifact):
 
     def heads(self) -> dict[str, Head]:
         """Return the trained heads in this policy, by the name of the subfolder that each is saved in."""
-        return {name: part for name, part in self.saved().items() if isinstance(part, Head)}
+        return {name: item for name, item in self.saved().items() if isinstance(item, Head)}
 
     def saved(self) -> dict[str, Head | Profile]:
         """Return the parts that are saved in subfolders, by folder name: "stop_head", or "stop_0_head" for the first nested stop."""
-        parts = [part for kind in PARTS for part in _walk_parts(kind, getattr(self, kind))]
-        saved = {f"{name}_{what}": getattr(part, what, None) for name, part in parts for what in SAVED}
-        return {name: part for name, part in saved.items() if isinstance(part, Head | Profile)}
+        items = [item for kind in PARTS for item in _walk_parts(kind, getattr(self, kind))]
+        saved = {f"{name}_{what}": getattr(item, what, None) for name, item in items for what in SAVED}
+        return {name: item for name, item in saved.items() if isinstance(item, Head | Profile)}
 
     def _spec(self, names: Mapping[int, str]) -> JSONObject:
         """Return the JSON form. `names`: by `id`, names of heads and profiles that replace the paths they were loaded from."""
         neutral: dict[Kind, object] = {"rule": Strict(), "stop": None, "filter": VerifyAll()}
-        parts = {kind: getattr(self, kind) for kind in PARTS}
-        return {kind: serialise(part, kind, names) for kind, part in parts.items() if part != neutral[kind]}
+        values = {kind: getattr(self, kind) for kind in PARTS}
+        return {kind: serialise(value, kind, names) for kind, value in values.items() if value != neutral[kind]}
 
     def check(
         self,
@@ -141,12 +141,12 @@ class LossyPolicy(Frozen, Artifact):
 
     def _shared_spec(self) -> JSONObject:
         """Return the JSON form with the names of sub-folders for heads and profiles."""
-        return self._spec({id(part): name for name, part in self.saved().items()})
+        return self._spec({id(item): name for name, item in self.saved().items()})
 
     def write(self, folder: Path) -> None:
-        for name, part in self.saved().items():
+        for name, item in self.saved().items():
             (folder / name).mkdir()
-            part.write(folder / name)
+            item.write(folder / name)
         (folder / POLICY).write_text(format_spec(self._shared_spec()), encoding="utf-8")
         read_spec(folder / POLICY)
         if self.certificate is not None:
@@ -176,8 +176,8 @@ class LossyPolicy(Frozen, Artifact):
         super().save_pretrained(save_directory)
         if self.certificate is None:
             Path(save_directory, CERTIFICATE).unlink(missing_ok=True)
-        for name, part in self.saved().items():
-            part.source = part.source or str(Path(save_directory, name))
+        for name, item in self.saved().items():
+            item.source = item.source or str(Path(save_directory, name))
 
     def push_to_hub(self, repo_id: str, **settings: Any) -> str:
         """Upload the files of `save_pretrained`, as `Head.push_to_hub` does; return the commit's URL.
@@ -227,12 +227,12 @@ class LossyPolicy(Frozen, Artifact):
             return repr(self)
 
 
-def _walk_parts(name: str, part: object) -> Iterator[tuple[str, object]]:
+def _walk_parts(name: str, item: object) -> Iterator[tuple[str, object]]:
     """Yield a rule, stop or filter and its nested parts, each with a name."""
-    if not isinstance(part, ANY_PART):
+    if not isinstance(item, ANY_PART):
         return
-    yield name, part
-    values = [getattr(part, f.name) for f in fields(part)]
+    yield name, item
+    values = [getattr(item, f.name) for f in fields(item)]
     flat = [inner for value in values for inner in (value if isinstance(value, tuple) else (value,))]
     for i, inner in enumerate(value for value in flat if isinstance(value, ANY_PART)):
         yield from _walk_parts(f"{name}_{i}", inner)
@@ -267,5 +267,5 @@ def compute_fingerprint(policy: LossyPolicy) -> str:
 
     Raises: `ValueError`, one line, for a part without a name.
     """
-    names = {id(part): part.digest for part in policy.saved().values()}
+    names = {id(item): item.digest for item in policy.saved().values()}
     return hashlib.sha256(json.dumps(policy._spec(names), sort_keys=True).encode()).hexdigest()

@@ -127,8 +127,8 @@ class Entry:
         parameters = inspect.signature(self.make).parameters.values()
         factories = {f.name: f.default_factory for f in getattr(self.make, "__dataclass_fields__", {}).values()}
         defaults = {p.name: REQUIRED if p.default is p.empty else p.default for p in parameters}
-        made = {name: make() for name in defaults if callable(make := factories.get(name))}
-        return defaults | made
+        values = {name: make() for name in defaults if callable(make := factories.get(name))}
+        return defaults | values
 
     @property
     def required(self) -> list[str]:

@@ -67,7 +67,7 @@ def make_turn(message: Message) -> Turn:
 
 def join_text(content: str | Sequence[TextPart]) -> str:
     """Return a text, which may consist of parts."""
-    return content if isinstance(content, str) else "".join(part.text for part in content)
+    return content if isinstance(content, str) else "".join(piece.text for piece in content)
 
 
 def render_chat(

@@ -29,7 +29,7 @@ WRITTEN = {
 PER_ROW = (*LIMITS, "hints")
 READ = ("id", "prompt", "messages", *PER_ROW)
 # What other programs read in a row; here these hold for all rows, under `generate_many`'s names.
-OF_ALL_ROWS = frozenset(
+SHARED_SETTINGS = frozenset(
     "max_tokens stop temperature top_p top_k min_p do_sample num_beams repetition_penalty lossy_policy sampling_params".split()
 )
 ANY_LENGTH = RequestLimits({}, MOST_NEW_TOKENS, MOST)
@@ -62,7 +62,7 @@ class RowWriter:
     def write_table(self, table: pa.Table) -> pa.Table:
         """Return a table with the columns of `WRITTEN`. Raises: `ValueError`, one line, for columns that it cannot have."""
         refuse_columns(table.column_names)
-        names = [name for name in table.column_names if name in READ or name in OF_ALL_ROWS]
+        names = [name for name in table.column_names if name in READ or name in SHARED_SETTINGS]
         rows = self.write(table.select(names).to_pylist())
         for name, kind in WRITTEN.items():
             table = table.append_column(name, pa.array([row.get(name) for row in rows], kind))
@@ -94,7 +94,7 @@ class RowWriter:
         """Return a row's prompt with its limits and its seed. Raises: `ValueError`, one line."""
         refuse_columns(list(row))
         for name, value in row.items():
-            if value is not None and name in OF_ALL_ROWS:
+            if value is not None and name in SHARED_SETTINGS:
                 raise ValueError(
                     f"{name!r} in a row does nothing: a row has {', '.join(PER_ROW)}; set others for all rows"
                 )

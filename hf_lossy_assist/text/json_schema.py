@@ -16,7 +16,7 @@ NOT_HELD = {
     *"not if contains uniqueItems dependentSchemas dependentRequired dependencies unevaluatedItems $dynamicRef $recursiveRef".split()
 }
 WHOLE = "$ref", "const", "enum", "anyOf", "oneOf", "allOf"  # xgrammar reads one of these and ignores its siblings
-BY_NAME = "properties", "patternProperties", "$defs", "definitions"
+NAMED = "properties", "patternProperties", "$defs", "definitions"
 TYPED = (
     "properties",
     "patternProperties",
@@ -58,7 +58,7 @@ KINDS = {
 
 # References within a schema, by keywords that are read and checked.
 _INSIDE = re.compile(
-    rf"#(/({'|'.join(map(re.escape, BY_NAME))})/[^/]+|/({'|'.join((*TYPED, *WHOLE[3:], 'propertyNames'))})(/[0-9]+)?)*"
+    rf"#(/({'|'.join(map(re.escape, NAMED))})/[^/]+|/({'|'.join((*TYPED, *WHOLE[3:], 'propertyNames'))})(/[0-9]+)?)*"
 )
 
 
@@ -114,7 +114,7 @@ def _check_schema(schema: object, root: object) -> None:
         schema["anyOf"] = schema.pop("oneOf")  # at which xgrammar does not warn
     _rewrite_as_pattern(schema)
     for key, value in schema.items():
-        if key in BY_NAME and isinstance(value, dict):
+        if key in NAMED and isinstance(value, dict):
             for branch in value.values():
                 _check_schema(branch, root)
         elif key in (*TYPED, *WHOLE, "propertyNames") and key not in ("const", "enum"):

@@ -10,7 +10,7 @@ def samples(s, a, x, reached=None, **others):
     nothing = np.zeros(n, dtype=np.int64)
     fields = {
         "s": np.asarray(s, dtype=np.float32), "a": np.asarray(a, dtype=np.float32), "x": np.asarray(x, dtype=np.float64),
-        "similarity": np.zeros(n, dtype=np.float32), "place": nothing, "text": nothing, "round": np.arange(n), "gamma": nothing,
+        "similarity": np.zeros(n, dtype=np.float32), "slot": nothing, "text": nothing, "round": np.arange(n), "gamma": nothing,
         "reached": np.ones(n) if reached is None else np.asarray(reached, dtype=np.float64),
     }  # fmt: skip
     return Samples(**fields | others)

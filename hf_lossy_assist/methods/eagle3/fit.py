@@ -73,7 +73,7 @@ class UnrolledLoss(torch.nn.Module):
     def forward(self, batch: TextBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the sum of the weighted cross entropy over positions and steps, and the number of positions in the first step."""
         steps = list(self.method.unroll(self.network, self.embedding[0], batch, self.steps))
-        return torch.stack([DECAY**k * step.loss for k, step in enumerate(steps)]).sum(), steps[0].places
+        return torch.stack([DECAY**k * step.loss for k, step in enumerate(steps)]).sum(), steps[0].positions
 
 
 class DrafterTrainer(Trainer):

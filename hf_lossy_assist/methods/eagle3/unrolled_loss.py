@@ -26,13 +26,13 @@ BLOCKS = 128  # blocks of a forward: each of their tokens attends to the text, a
 class ChainStep(NamedTuple):
     """Step k of all chains of a batch.
 
-    loss: scalar, the sum over positions of the cross entropy with the target's distribution. places: the number of positions. tried (B, T − 1)
+    loss: scalar, the sum over positions of the cross entropy with the target's distribution. positions: their number. tried (B, T − 1)
     bool: positions with token k + 1 of a chain whose earlier tokens all equal the target's. right (B, T − 1) bool: those of them where this token
     equals the target's, too.
     """
 
     loss: torch.Tensor
-    places: torch.Tensor
+    positions: torch.Tensor
     tried: torch.Tensor
     right: torch.Tensor
 
@@ -71,13 +71,13 @@ def unroll(network: Eagle3Network, embedding: torch.nn.Module, batch: TextBatch,
     embeds = embedding(ids[:, 1:]).detach()
     states = network.fuse(batch.states[:, :-1].to(device))  # in the network's precision, whatever the target's is
     wanted, index, probs, first, last = Wanted.of(network, batch)
-    places = torch.arange(pairs, device=device)
+    positions = torch.arange(pairs, device=device)
     cache, alive = DynamicCache(), torch.ones_like(wanted, dtype=torch.bool)
     for step in range(steps):
         masks = [_make_mask(pairs, step, device, states.dtype)] * len(network.layers)
-        output, normed = network(embeds, states, places[None], masks, cache)
+        output, normed = network(embeds, states, positions[None], masks, cache)
         # The chain began in the answer, and the next token is known. The head, a third of the work, runs on those positions only.
-        here = (places >= first.clamp(min=0) + step) & (places <= last)
+        here = (positions >= first.clamp(min=0) + step) & (positions <= last)
         logits = network.lm_head(normed[here]).float()
         loss = Wanted.cross_entropy(logits, probs[here], index[here])
         right = alive & here

@@ -27,7 +27,7 @@ class Samples:
     a: np.ndarray  # float32   min(1, c(x)/q(x))
     x: np.ndarray  # float64   min(1, p(x)/q(x)), the target's acceptance probability
     similarity: np.ndarray  # float32   Σ min(q, p)
-    place: np.ndarray  # int64   position in its draft, from 0
+    slot: np.ndarray  # int64   position in its draft, from 0
     gamma: np.ndarray  # int64   the longest draft allowed in its round
     text: np.ndarray  # int64   number of the prompt
     round: np.ndarray  # int64   number of the round; its tokens are adjacent and in order
@@ -112,8 +112,8 @@ def replay_rounds(bins: Bins, samples: Samples, batch: int, gamma: int, seed: in
     rounds, inverse = np.unique(samples.round, return_inverse=True)
     table = np.zeros((2, len(rounds), gamma))
     s, a = find_cells(bins.s_edges, bins.a_edges, samples)
-    table[0, inverse, samples.place] = bins.accept[s, a]
-    table[1, inverse, samples.place] = samples.x
+    table[0, inverse, samples.slot] = bins.accept[s, a]
+    table[1, inverse, samples.slot] = samples.x
     while True:
         yield table[:, random.choice(len(rounds), batch)]
 

@@ -156,7 +156,7 @@ def sample(profiled: Profiled, longest: int, first: int, tell: Tell) -> dict[str
             "a": acceptance(draft, companion_probs),
             "x": x,
             "similarity": torch.minimum(p, q).sum(dim=-1),
-            "place": slot,
+            "slot": slot,
             "gamma": torch.full((batch, gamma), call.stop.settings.longest),
             "text": text,
             "round": round_ids,

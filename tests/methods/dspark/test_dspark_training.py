@@ -70,7 +70,7 @@ def test_blocks_in_training_are_those_that_are_drafted(target, data, monkeypatch
                 alive = alive and int(logits.argmax()) == wanted
                 right[step] += alive
     for step in range(steps):
-        assert int(found[step].places) == int(places[step])
+        assert int(found[step].positions) == int(places[step])
         assert int(found[step].tried.sum()) == int(tried[step]) and int(found[step].right.sum()) == int(right[step])
         assert float(found[step].loss) == pytest.approx(float(loss[step]), rel=1e-4)
     assert right[0] < tried[0] and (right[0] > 0 or markov == "rnn")  # whose random blocks are never right here

@@ -87,7 +87,7 @@ def test_chains_in_training_are_the_chains_that_are_drafted(target, data, layers
                 right[step] += alive
                 logits = model.step(torch.tensor([[wanted]]))[0]
     for step in range(steps):
-        assert int(found[step].places) == int(places[step])
+        assert int(found[step].positions) == int(places[step])
         assert int(found[step].tried.sum()) == int(tried[step]) and int(found[step].right.sum()) == int(right[step])
         assert float(found[step].loss) == pytest.approx(float(loss[step]), rel=1e-4)
     assert right[0] > 0 and right[0] < tried[0]

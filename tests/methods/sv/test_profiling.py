@@ -137,7 +137,7 @@ def certain(probability, gamma=3, rounds=50):
                np.full(1, probability), np.ones((1, 1), np.int64))  # fmt: skip
     n = gamma * rounds
     given = samples(
-        np.ones(n), np.ones(n), np.full(n, probability), place=np.tile(np.arange(gamma), rounds),
+        np.ones(n), np.ones(n), np.full(n, probability), slot=np.tile(np.arange(gamma), rounds),
         round=np.repeat(np.arange(rounds), gamma), gamma=np.full(n, gamma),
     )  # fmt: skip
     return certain_bins, given
@@ -187,7 +187,7 @@ def test_samples(models, plain):
         assert (values >= 0).all() and (values <= 1 + 1e-5).all() and np.ptp(values) > 0.5, name
     for number, count in Counter(one.round.tolist()).items():
         inside = one.of(one.round == number)
-        assert inside.place.tolist() == list(range(count)) and count <= inside.gamma[0] and len(set(inside.text)) == 1
+        assert inside.slot.tolist() == list(range(count)) and count <= inside.gamma[0] and len(set(inside.text)) == 1
         np.testing.assert_allclose(inside.reached, np.cumprod([1.0, *inside.x[:-1]]))
     again, other = collected(models), collected(models, dataclasses.replace(QUICK, seed=1))
     assert all(np.array_equal(value, vars(again)[name]) for name, value in vars(one).items())

@@ -50,6 +50,8 @@ def run(app: typer.Typer) -> int:
             )
         elif type(error).__module__.partition(".")[0] in HTTP_CLIENTS:
             say(f"the Hub was not reached ({unreached(error)})")
+        elif isinstance(error, RuntimeError):  # torch's: a head of another size, a device that is not there
+            say(str(error))
         else:
             raise
         return 2

@@ -112,6 +112,14 @@ def test_warnings_of_a_command_are_one_line(hf_lossy, tmp_path):
     assert line.startswith("warning: ") and quiet(line) and "\\x1b" in line and "site-packages" not in done.err
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_what_torch_refuses_is_one_line(hf_lossy, tmp_path):
+    LinearHead(HeadConfig(4)).save_pretrained(tmp_path / "head")  # of another size, and of no named models
+    done = hf_lossy("generate", "--policy", f"sprinter:head={tmp_path / 'head'}", "--max-new-tokens", 2)
+    assert done.code == 2 and "Traceback" not in done.err
+    assert "shapes" in done.err.splitlines()[-1] and done.err.splitlines()[-1].startswith("hf-lossy: ")
+
+
 def test_names_from_outside_are_listed_in_one_line(tmp_path):
     (tmp_path / f"a{WILD.replace('/', '')}\nb").write_text("")
     with pytest.raises(ValueError, match="is no folder of a head") as error:

@@ -64,15 +64,15 @@ GOALS = {
 }
 # Counts that `make check` holds. The first three and the vague names are a ratchet: lower them to what is reached.
 LIMITS = {
-    "lines": 38_230,
-    "characters": 1_815_500,
-    "files": 239,
-    "lines of the kernel": 14_800,
+    "lines": 33_850,
+    "characters": 1_620_000,
+    "files": 200,
+    "lines of the kernel": 14_750,
     "files of the kernel": 80,
     "benchmark scripts": 14,
     "words of docs": 40_000,
     "identifiers of the dialect": 0,
-    "vague names": 186,
+    "vague names": 0,
     "vague docstrings": 0,
     "module names that stand twice": 0,
     "class names that stand twice": 0,

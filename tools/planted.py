@@ -101,7 +101,7 @@ FAULTS = (
     Fault("server group", "server/worker.py", "tuple(sorted(request.sampling.items()))", "len(request.sampling)", "server/test_server.py"),
     Fault("server queue", "server/worker.py", "if len(self._jobs) + texts > self.most:", "if len(self._jobs) > self.most:", "server"),
     # Files and certificates
-    Fault("files atomic", "artifacts/files.py", "made = Path(tempfile.mkdtemp(prefix=f\".{path.name}.\", dir=path.parent))", "made = path; made.mkdir(exist_ok=True)", "artifacts"),
+    Fault("files atomic", "artifacts/files.py", "temporary = Path(tempfile.mkdtemp(prefix=f\".{path.name}.\", dir=path.parent))", "temporary = path; temporary.mkdir(exist_ok=True)", "artifacts"),
     Fault("files depth", "artifacts/files.py", "except RecursionError:", "except MemoryError:", "artifacts"),
     Fault("files links", "policy/json_form.py", "if path.is_symlink() and (path == subfolder or path.resolve().parent != blobs):", "if False:", "artifacts/test_references.py"),
     Fault("files other run", "training/run_folder.py", "self._refuse_other_run(record)", "pass", "training methods cli evaluation"),

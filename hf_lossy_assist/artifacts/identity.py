@@ -183,7 +183,7 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase | None, recorded: str | N
     """Refuse a tokenizer with another vocabulary than the recorded hash's; None is not compared. Raises: `ValueError`, one line."""
     if None not in (tokenizer, recorded) and (here := tokenizer_hash(tokenizer)) != recorded:
         raise ValueError(
-            f"{what} was made with a tokenizer of hash {shown(recorded, 14)}, and the tokenizer here has {here[:12]}…: token ids mean other "
+            f"{what} was made with a tokenizer of hash {one_line(str(recorded)[:12])}…, and the tokenizer here has {here[:12]}…: token ids mean other "
             f"words. Use the models it names, or {instead}"
         )
 

@@ -182,7 +182,9 @@ class DrafterRun:
 
     def prompts_are_read(self, rows: Rows) -> None:
         """Note, with `taps` active, that the target has read the prompts except their last tokens.
-        Called before the first round."""
+
+        The scheduler of `generate_many` calls it; otherwise the first `propose` finds them read.
+        """
 
     def propose(self, rows: Rows, limits: Sequence[int], randomness: Randomness) -> Draft:
         """Return up to `limits[b]` tokens for row b."""

@@ -4,7 +4,6 @@ A folder is untrusted: it refers to its sub-folders and to repositories on the H
 """
 
 import dataclasses
-import inspect
 import json
 import os
 import re
@@ -101,7 +100,7 @@ def make_entry(entry: Entry, parameters: Mapping[str, object]) -> Any:
     Raises: `ValueError`, one line, for missing and for unknown parameters.
     """
     try:
-        inspect.signature(entry.make).bind(**parameters)
+        entry.signature.bind(**parameters)
     except TypeError as error:
         takes = ", ".join(entry.parameters) or "no parameters"
         raise ValueError(f"lossy_policy: the {entry.kind} {entry.name} takes {takes}: {error}") from None

@@ -12,6 +12,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib.metadata import entry_points
 from typing import Any, Literal, TypeVar, get_args
 
@@ -114,17 +115,22 @@ class Entry:
         if self.kind != "drafter" and (params is None or not params.frozen):
             raise TypeError(f"{what}: {make.__name__} is no frozen dataclass: put @dataclass(frozen=True) above it")
         names = [f.name for f in dataclasses.fields(make)] if dataclasses.is_dataclass(make) else []
-        taken = list(inspect.signature(make).parameters)
+        taken = list(self.signature.parameters)
         if set(names) != set(taken):
             raise TypeError(
                 f"{what}: {make.__name__} takes {', '.join(taken) or 'nothing'}, and its fields are "
                 f"{', '.join(names) or 'none'}: its JSON form is made of the fields, so each parameter must be one"
             )
 
+    @cached_property
+    def signature(self) -> inspect.Signature:
+        """The parameters of `make`, read once."""
+        return inspect.signature(self.make)
+
     @property
     def parameters(self) -> dict[str, object]:
         """Each parameter's default; `REQUIRED` if it has none."""
-        parameters = inspect.signature(self.make).parameters.values()
+        parameters = self.signature.parameters.values()
         factories = {f.name: f.default_factory for f in getattr(self.make, "__dataclass_fields__", {}).values()}
         defaults = {p.name: REQUIRED if p.default is p.empty else p.default for p in parameters}
         values = {name: make() for name in defaults if callable(make := factories.get(name))}

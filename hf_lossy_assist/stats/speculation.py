@@ -6,10 +6,9 @@ from dataclasses import dataclass, field, fields
 from io import StringIO
 from typing import Any, NamedTuple
 
-from rich.console import Console
 from rich.table import Table
 
-from ..terminal import console
+from ..terminal import PlainConsole, console
 from .clock import Clock, TargetAlone, estimate_target_alone
 
 
@@ -255,7 +254,7 @@ class SpeculationStats:
             table.add_row(name, str(value))
         return table
 
-    def _print(self) -> Console:
+    def _print(self) -> PlainConsole:
         screen = console(width=100, record=True, file=StringIO())
         screen.print(self.table())
         return screen

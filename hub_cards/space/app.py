@@ -6,13 +6,13 @@ TARGET and DRAFT in the environment name another pair than the embedded one.
 import os
 import time
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.artifacts.loading import load_tokenizer
 from hf_lossy_assist.stats.speculation import SOURCES
-from hf_lossy_assist.text.detokenizer import pieces, special_tokens
+from hf_lossy_assist.text.detokenizer import Detokenizer, continuation, special_tokens
 
 
 COLOURS = dict(zip(SOURCES, ("#4ade80", "#f472b6", "#fb923c", "#60a5fa"), strict=True))
@@ -66,11 +66,20 @@ def write(pair: Pair, prompt: str, policy: str | None, new_tokens: float) -> tup
     seconds = time.perf_counter() - began
     report = getattr(out, "speculation", None)
     sources = [] if report is None else report.rows[0].token_sources
-    special = special_tokens(pair.tokenizer)
-    tokens = pieces(pair.tokenizer, inputs["input_ids"][0].tolist(), out.sequences[0, width:].tolist(), special)
+    tokens = split_text(pair.tokenizer, inputs["input_ids"][0].tolist(), out.sequences[0, width:].tolist())
     names = [SOURCES[source] for source in sources] or [None] * len(tokens)
     runs = groupby(zip(names, tokens, strict=True), key=lambda pair: pair[0])
     return [("".join(piece for _, piece in run), name) for name, run in runs], seconds, report
+
+
+def split_text(tokenizer: Any, prompt: list[int], new: list[int]) -> list[str]:
+    """Return the text of each new token; a character spelled by several tokens belongs to the last of them."""
+    special = special_tokens(tokenizer)
+    growing, whole, ends = Detokenizer(tokenizer, prompt, special), continuation(tokenizer, prompt, new, special), [0]
+    for count in range(1, len(new)):
+        text = growing.decode(new[:count])
+        ends.append(max(ends[-1], len(text)) if whole.startswith(text) else ends[-1])
+    return [whole[begin:end] for begin, end in pairwise([*ends, len(whole)])][: len(new)]
 
 
 def compare(pair: Pair, prompt: str, policy: str, new_tokens: float) -> tuple[Runs, Runs, str]:

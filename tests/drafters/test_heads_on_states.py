@@ -140,7 +140,6 @@ REFUSED = {
     "a draft model's": (
         lambda target: (eagle.drafter(target), head(hla.FeatureSpec(), draft=hla.ModelIdentity.of(small.llama()))), "made for the draft",
     ),
-    "a wider drafter's": (lambda target: (eagle.drafter(target), head(hla.FeatureSpec(), size=48)), "reads 48 numbers"),
     "another kind's": (
         lambda target: (eagle.drafter(target), head(hla.FeatureSpec(), draft=DFlashDrafter(eagle.dflash_network(target)).identity)),
         "model_type 'dflash' there, 'eagle3' here",

@@ -290,7 +290,7 @@ SOME = {
     # files by an index
     "an index out of the folder": ("eagle3", lambda folder: in_parts(folder, lambda where: dict.fromkeys(where, "../other/model.safetensors")), "weight_map: expected names of .safetensors files"),
     "an index of the root": ("dspark", lambda folder: in_parts(folder, lambda where: dict.fromkeys(where, "/etc/passwd")), "weight_map: expected names of .safetensors files"),
-    "a part that is missing": ("dspark", lambda folder: (in_parts(folder) / MORE).unlink(), f"has no {MORE}"),
+    "a part that is missing": ("dspark", lambda folder: (in_parts(folder) / MORE).unlink(), f"{MORE} {DAMAGED}"),
     "half a part": ("eagle3", lambda folder: cut(MORE, 0.5)(in_parts(folder)), f"{MORE} {DAMAGED}"),
     "half an index": ("dspark", lambda folder: cut(f"{WEIGHTS}.index.json", 0.5)(in_parts(folder)), "index.json is not JSON"),
 }  # fmt: skip

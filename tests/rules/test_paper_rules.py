@@ -25,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")
 @pytest.mark.parametrize("entry", paper_rules.ENTRIES, ids=lambda entry: entry.name)
 def test_a_policy_that_names_one_says_where_it_is(entry):
     line = rf"^lossy_policy: {entry.name} [^\n]*examples/reproduce/{entry.make.__module__}.py[^\n]*$"
-    for policy in ({"rule": entry.neutral_spec["rule"]}, f"{entry.name}:a=1+svip"):
+    for policy in ({"rule": {"name": entry.name, **entry.neutral}}, f"{entry.name}:a=1+svip"):
         with pytest.raises(ValueError, match=line):
             hla.as_policy(policy)
 

@@ -117,7 +117,11 @@ def test_schedule_of_rows_that_end_apart():
         (lambda: BatchSchedule({2: 5}), ValueError, "1 row"),
         (lambda: BatchSchedule([[1, 5], [1, 4]]), ValueError, "once"),
         (lambda: BatchSchedule({1.5: 5}), TypeError, "rows"),
-        (lambda: as_policy({"stop": "batch_schedule"}), ValueError, "needs table"),
+        (
+            lambda: as_policy({"stop": "batch_schedule"}),
+            ValueError,
+            "takes table: missing a required argument: 'table'",
+        ),
     ],
 )
 def test_refused_in_one_line(make, error, words):

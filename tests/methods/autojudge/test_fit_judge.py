@@ -407,7 +407,5 @@ def test_other_models_are_refused(tmp_path, data):
 
 def test_another_precision_is_warned_of(tmp_path):
     half = write(tmp_path / "half", mismatches(), target_dtype="bfloat16", target_weights="0" * 64)
-    with pytest.warns(
-        UserWarning, match=r"made in 'bfloat16' and the target here computes in 'float32'.* \(--dtype\)"
-    ):
+    with pytest.warns(UserWarning, match="target may differ: 'bfloat16' there, 'float32' here"):
         fit(half, tmp_path / "head", JudgeSettings(grid=(1e-2,)))

@@ -219,8 +219,6 @@ def test_heads_of_other_models_are_refused():
     cases = {
         "made for the target.*num_layers 1 there, 2 here": constant_head(0.5, target=other_identity),
         "made for the draft.*num_layers 1 there, 2 here": constant_head(0.5, target=ours, draft=other_identity),
-        "reads 32 numbers.*64": LinearHead(HeadConfig(32, polarity="important", features=BOTH)),
-        "reads 64 numbers.*32": LinearHead(HeadConfig(64, polarity="important", features=FeatureSpec("target"))),
         "layer 5 .* 2 blocks": LinearHead(
             HeadConfig(32, polarity="important", features=FeatureSpec("target", layer=5, norm=False))
         ),

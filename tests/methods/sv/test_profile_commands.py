@@ -70,7 +70,7 @@ def test_custom_models(hf_lossy, tmp_path):
         (["--max-new-tokens", "15"], "new_tokens: expected a whole number of at least 16"),
         (["--gamma", "40"], "new_tokens: expected a whole number of at least 82"),
         (["--temperature", "0"], "--greedy"),
-        (["--top-p", "0"], "--greedy"),
+        (["--top-p", "0"], "top_p: expected a number above 0"),
         (["--out", "{tmp}/there"], "exists"),
         (["--prompts", "nowhere.jsonl"], "nowhere.jsonl"),
         (["--prompts", "{tmp}/one.jsonl"], "2 prompts"),

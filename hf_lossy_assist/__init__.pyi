@@ -106,5 +106,3 @@ from .transformers_loop.rounds import DraftCriterion as DraftCriterion
 from .transformers_loop.rounds import PolicyCandidateGenerator as PolicyCandidateGenerator
 
 __version__: str
-Verification = SVFilter
-stock_stop = in_transformers_loop

@@ -129,7 +129,9 @@ def check_flag(name: str, value: object) -> None:
 
 
 def check_nesting(name: str, depth: int) -> None:
-    """Raise `ValueError` for more than `MOST_NESTED` levels of nesting."""
+    """Raise `ValueError` for more than `MOST_NESTED` levels, or none."""
+    if depth < 1:
+        raise ValueError(f"{name}: expected at least one inside")
     if depth > MOST_NESTED:
         raise ValueError(f"{name}: more than {MOST_NESTED} inside one another; put them side by side")
 

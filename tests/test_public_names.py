@@ -79,10 +79,3 @@ def test_every_module_can_be_imported_first_and_patches_nothing():
     command = [sys.executable, "-c", EACH_FIRST_PATCHING_NOTHING, *modules]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert done.stdout == f"{len(modules)}\n", done.stderr
-
-
-def test_an_old_name_warns_and_is_the_new_one():
-    with pytest.warns(DeprecationWarning, match="Verification is now called SVFilter"):
-        assert hla.Verification is hla.SVFilter
-    with pytest.warns(DeprecationWarning, match="stock_stop is now called in_transformers_loop"):
-        assert hla.stock_stop is hla.in_transformers_loop

@@ -120,7 +120,9 @@ def read_json(path: str | Path, where: str | None = None, *, infinite: bool = Fa
     """
     where = str(path) if where is None else where
     if os.path.isfile(path) and os.path.getsize(path) > LONGEST:
-        raise ValueError(f"{where} has more than {LONGEST} bytes: this is not what belongs there")
+        raise ValueError(f"{where} has more than {LONGEST} bytes")
+    if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
+        raise ValueError(f"{where} is a device or a pipe")
     return parse_json(read_bytes(path), where, infinite=infinite)
 
 
@@ -153,7 +155,12 @@ def parse_json(data: str | bytes, where: str, *, infinite: bool = False) -> Any:
 
     try:
         text = data if isinstance(data, str) else data.decode()
-        return json.loads(text, object_pairs_hook=_build_object, parse_float=parse_number, parse_constant=parse_number)
+        value = json.loads(
+            text, object_pairs_hook=_build_object, parse_float=parse_number, parse_constant=parse_number
+        )
+        if "\\u" in text:
+            json.dumps(value, ensure_ascii=False).encode()  # refuses half a surrogate pair
+        return value
     except RecursionError:
         raise ValueError(f"{where} is not JSON: too many lists and objects inside one another") from None
     except ValueError as error:

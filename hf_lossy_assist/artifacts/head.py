@@ -187,7 +187,8 @@ class MLPHead(Head):
 
     def __init__(self, config: HeadConfig):
         super().__init__(config)
-        assert config.width is not None, "an MLP's config has a width"
+        if config.width is None:
+            raise ValueError("HeadConfig.width: an MLP's config has one")
         self.hidden = torch.nn.Linear(config.hidden_size, config.width)
         self.linear = torch.nn.Linear(config.width, 1)
 

@@ -48,7 +48,7 @@ class CompositeRule(AcceptanceRule):
     @lazy_property
     def depth(self) -> int:
         """The levels of nested composite rules."""
-        return 1 + max(inner.depth if isinstance(inner, CompositeRule) else 0 for inner in self.parts)
+        return 1 + max((inner.depth if isinstance(inner, CompositeRule) else 0 for inner in self.parts), default=-1)
 
     @lazy_property
     def lossless(self) -> bool:
@@ -81,7 +81,7 @@ class Union(
     """Accept what any of several rules accepts with the same coins; after a rejection use the first rule's correction.
 
     a = max of the rules' a; r and the greedy correction are the first rule's.
-    Lossless iff all rules are. Neutral: each of them neutral.
+    Lossless iff all are.
 
     Args:
         rules (`AcceptanceRule`s): at least one, at most one with a trained head, with a common decoding mode.

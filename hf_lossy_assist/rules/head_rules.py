@@ -23,7 +23,7 @@ class AllButLast(
     """Accept all drafted tokens of a row unchecked except the last, which is verified strictly: SPRINTER's rule.
 
     a = 1 before the last drafted token, min(1, p/q) for it, r = norm((p − q)⁺) (Zhong et al., Algorithm 2,
-    huggingface.co/papers/2502.04557). For draft stops that end with the doubtful token (`HeadStop`). Neutral: one drafted token a round.
+    huggingface.co/papers/2502.04557). For draft stops that end with the doubtful token.
     """
 
     trusts_stop: ClassVar[bool] = True
@@ -51,7 +51,7 @@ class Judge(
 
     a(x) = 1 where P(important) < `threshold`, else min(1, p/q); r = norm((p − q)⁺) (Garipov et al., §3.3,
     huggingface.co/papers/2504.20039). The head reads all drafted tokens of a round, since finding the mismatches would need a device sync.
-    Neutral: threshold 0. A threshold of 1 accepts every token.
+    A threshold of 1 accepts every token.
 
     Args:
         head (`Head`): with polarity "important", from `hf-lossy fit autojudge`.

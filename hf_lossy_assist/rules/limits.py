@@ -26,7 +26,7 @@ class Limited(
     """Apply a rule where limits permit it, and strict acceptance elsewhere.
 
     At a position closed by a limit, a and r are strict acceptance's, elsewhere the rule's. An acceptance is lossy if strict acceptance
-    would have rejected the token with the same coins. Neutral: per_request = 0; without any limit it is the rule itself.
+    would have rejected the token with the same coins.
 
     Args:
         rule (`AcceptanceRule`): any but block verification and the synthetic one.

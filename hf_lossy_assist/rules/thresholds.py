@@ -33,7 +33,7 @@ class TopK(
     """Accept a drafted token that is among the target's k most likely ones: AutoJudge's baseline.
 
     a(x) = 1 where fewer than k tokens have a higher p than x (the lower id wins a tie), else strict; r = norm((p − q)⁺)
-    (Garipov et al., §4.1, huggingface.co/papers/2504.20039). Neutral: k = 0, and in greedy decoding k = 1.
+    (Garipov et al., §4.1, huggingface.co/papers/2504.20039).
     """
 
     k: Count
@@ -47,7 +47,7 @@ class RelaxedTopK(TopK, name="relaxed_top_k", neutral={"k": 1}, paper="TensorRT-
 
     Accept x iff rank(x) < k and p(x) ≥ max p − δ, in probabilities, else the target's argmax: TensorRT-LLM's relaxed
     acceptance (`relaxed_topk`, `relaxed_delta`; k = 10 and δ = 0.6 are its usual settings), for greedy decoding. There it
-    applies to reasoning only: `Limited(RelaxedTopK(), inside=(begin, end))`. Neutral: k = 1.
+    applies to reasoning only: `Limited(RelaxedTopK(), inside=(begin, end))`.
     """
 
     k: Several = 10
@@ -90,7 +90,7 @@ class Typical(
     """Accept a drafted token whose probability exceeds a threshold that is lower where the target is uncertain.
 
     a(x) = 1 where p(x) > min(ε, δ·e^(−H(p))), else strict; greedy: the same set; r = norm((p − q)⁺) (Cai et al., Medusa, §2.3.1,
-    huggingface.co/papers/2401.10774; ε = 0.09 and δ = 0.3 are the values in its code). Neutral: ε = 1, δ = ∞.
+    huggingface.co/papers/2401.10774; ε = 0.09 and δ = 0.3 are the values in its code).
     """
 
     epsilon: Share = 0.09
@@ -111,7 +111,6 @@ class EntropyVerify(
 
     a(x) = min(1, p(x)/(t·q(x))), t = min(`threshold`, e^(−α·H(p))); r = norm((p − q)⁺): "entropy verify" of vLLM-Ascend
     (`posterior_threshold`, `posterior_alpha`), which uses the entropy of the unprocessed logits; here p is processed. For sampling.
-    Neutral: α = 0, threshold 1.
     """
 
     alpha: Amount = 0.4
@@ -134,7 +133,7 @@ class Thresholds(
 
     a(x) = 1 where p(x) ≥ `single`, else max(min(1, p/q), min(1, p/`accumulated`)); r = norm((p − q)⁺): SGLang's
     `speculative_accept_threshold_single` and `…_acc` for chains. SGLang ignores q; without q (prompt lookup) this is its rule, with q
-    strict acceptance is added. For sampling. Neutral: 1 and 1.
+    strict acceptance is added. For sampling.
     """
 
     single: Share = 1.0
@@ -157,7 +156,7 @@ class Lenience(
     """Apply strict acceptance with q scaled by l: no token becomes more than 1/l times as likely as under the target.
 
     a(x) = min(1, p(x)/(l·q(x))), r = norm((p − q)⁺); greedy: accept x iff p(x) > l·max p or x = argmax p (Leviathan et al.,
-    A.5, huggingface.co/papers/2211.17192, where the inequality of the greedy form is misprinted). Neutral: l = 1.
+    A.5, huggingface.co/papers/2211.17192, where the inequality of the greedy form is misprinted).
     """
 
     lenience: PositiveShare

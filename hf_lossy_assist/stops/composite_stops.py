@@ -34,7 +34,7 @@ def to_parts(name: str) -> Callable[..., None]:
 class CompositeStop(DraftStop):
     """The base of stops composed of others, `parts`, whose requirements they combine."""
 
-    depth = over_parts(lambda depths: 1 + max(depths), "depth")
+    depth = over_parts(lambda depths: 1 + max(depths, default=-1), "depth")
     adaptive = over_parts(any, "adaptive")
     features = over_parts(lambda specs: next((spec for spec in specs if spec is not None), None), "features")
     reads_confidence = over_parts(any, "reads_confidence")

@@ -86,7 +86,13 @@ def _read_values(path: Path) -> Iterator[tuple[str, object]]:
             yield from ((f"{path}, entry {index}", values) for index, values in enumerate(entries, 1))
             return
         for where, line in read_lines(file, str(path)):
-            yield where, {FIELDS[0]: line.decode("utf-8-sig")} if path.suffix == ".txt" else parse_json(line, where)
+            try:
+                yield (
+                    where,
+                    {FIELDS[0]: line.decode("utf-8-sig")} if path.suffix == ".txt" else parse_json(line, where),
+                )
+            except UnicodeDecodeError:
+                raise ValueError(f"{where} is not UTF-8") from None
 
 
 def _read_parquet(path: Path) -> Iterator[tuple[str, object]]:

@@ -136,16 +136,17 @@ def _rewrite_as_pattern(schema: JSONObject) -> None:
 
 
 def _exclude_each_other(branches: Sequence[object], root: object) -> bool:
-    """Return whether branches differ in their types, or are objects with other constants in a property that all require.
+    """Return whether branches differ in their types, and objects in a constant text of a property that all require.
 
-    No value can then be of two branches, so that xgrammar, which reads `anyOf`, holds a `oneOf`.
+    No value is then of two branches, and xgrammar, which reads `anyOf`, holds `oneOf`.
     """
     schemas = [_resolve(branch, root) for branch in branches]
-    kinds = [kind for schema in schemas for kind in _find_kinds(schema)]
-    if len(kinds) == len(set(kinds)):
-        return True
-    constants = [_find_constants(schema, root) for schema in schemas]
-    return any(len({constant.get(name) for constant in constants} - {None}) == len(schemas) for name in constants[0])
+    objects = [_find_constants(schema, root) for schema in schemas if schema.get("type") == "object"]
+    kinds = [kind for schema in schemas if schema.get("type") != "object" for kind in _find_kinds(schema)]
+    kinds += ["object"] * bool(objects)
+    if len(set(kinds)) < len(kinds):
+        return False
+    return len(objects) < 2 or any(len({o.get(name) for o in objects} - {None}) == len(objects) for name in objects[0])
 
 
 def _find_constants(schema: JSONObject, root: object) -> dict[str, str]:

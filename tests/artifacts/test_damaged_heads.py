@@ -118,6 +118,7 @@ def test_other_configs_are_refused(saved, text, words):
         ({"hidden_size": 16}, "size mismatch"),
         ({"hidden_size": "32"}, "hidden_size.*'32'"),
         ({"hidden_size": 10**14}, "size mismatch"),
+        ({"kind": "mlp"}, "an MLP's config has one"),
         ({"kind": "mlp", "width": 4}, "Missing key"),
         ({"kind": "tree"}, "'tree' is missing or unknown"),
         ({"weights_sha256": "0" * 64}, "SHA-256 differs"),

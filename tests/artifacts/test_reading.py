@@ -90,3 +90,8 @@ def test_what_is_right_is_read():
     text = '{"a": [1, -2.5e3, true, null, "\\ud83d\\ude00 [[{{"], "b": {"c": "' + "[" * 500 + '"}}'
     assert parse_json(text, "here") == json.loads(text)
     assert parse_json("1" * 308, "here") == int("1" * 308)
+
+
+def test_devices_are_not_read():
+    with pytest.raises(ValueError, match="^/dev/zero is a device or a pipe"):
+        read_json("/dev/zero")

@@ -301,6 +301,7 @@ ONE_OF = {  # whether its branches exclude each other
     "values": ([{"const": "a"}, {"const": "b"}], False),
     "a value and a type": ([{"enum": [1, 2]}, {"type": "string"}], True),
     "named kinds": ([cat("cat"), cat("dog"), {"$ref": "#/$defs/cow"}], True),
+    "named kinds or nothing": ([{"type": "null"}, cat("cat"), cat("dog")], True),
     "one branch": ([{"type": "string"}], True),
     "numbers": ([{"type": "integer"}, {"type": "number"}], False),
     "equal values": ([{"const": 1}, {"enum": [1.0, "a"]}], False),

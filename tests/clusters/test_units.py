@@ -46,13 +46,16 @@ def test_any_part_is_read_by_itself(tmp_path):
 def test_rows_that_are_no_rows(tmp_path):
     shared = b'{"conversations": [{"from": "human", "value": "c"}]}\n{"prompt": "", "question": "d"}\n{"prompt": ""}\n{"a": 1}\n'
     (tmp_path / "p.jsonl").write_bytes(
-        b'{"question": "a"}\n[1]\n{"prompt": \xff}\n{"id": 7, "prompt": "b"}\n' + shared
+        b'{"question": "a"}\n[1]\n{"prompt": \xff}\n{"id": 7, "prompt": "b"}\n'
+        + shared
+        + b'{"prompt": "\\ud800"}\n{"prompt": "e", "x": "\\ud800"}\n'
     )
     found = PromptFile.open(tmp_path / "p.jsonl", 1, None).read(0)
     assert found[0] == {"id": 0, "question": "a", "prompt": "a"} and found[3] == {"id": 7, "prompt": "b"}
     assert "p.jsonl, row 1 (the first is 0): expected a JSON object" in found[1]["error"]
     assert "p.jsonl, row 2 (the first is 0) is not JSON" in found[2]["error"]
-    assert [row.get("prompt") for row in found[4:]] == ["c", "d", "", None]
+    assert [row.get("prompt") for row in found[4:8]] == ["c", "d", "", None]
+    assert ["surrogates not allowed" in row["error"] for row in found[8:]] == [True, True]  # which no file could hold
 
 
 def test_a_file_of_a_dataset_on_the_hub(hub, hf_lossy, tmp_path):

@@ -176,6 +176,8 @@ def test_heads_inside_are_saved_loaded_and_checked(tmp_path):
     ("make", "error", "words"),
     [
         (lambda: AtLeast(5), TypeError, "AtLeast.stop: expected DraftStop, got 5"),
+        (lambda: AnyOf([]), ValueError, "AnyOf: expected at least one inside"),
+        (lambda: hla.Union([]), ValueError, "Union: expected at least one inside"),
         (lambda: AllOf([SVIP(), "svip"]), TypeError, "AllOf: .*'svip'"),
         (lambda: as_policy({"stop": {"name": "any_of", "stops": ["svp"]}}), ValueError, "Did you mean 'svip'"),
         (lambda: as_policy({"stop": {"name": "any_of", "stops": "svip"}}), TypeError, "AnyOf: "),

@@ -84,7 +84,7 @@ def test_a_text_file_has_a_prompt_per_line(tmp_path):
     assert read_prompts(path) == ["[1] is a list", '{"prompt": "as it stands"} ', "  Ada has\u2028 two"]
     assert read_prompts(path, 1) == ["[1] is a list"]
     path.write_bytes(b"a\n\xff\n")
-    with pytest.raises(ValueError, match="codec can't decode byte 0xff"):
+    with pytest.raises(ValueError, match=r"prompts\.txt, line 2 is not UTF-8"):
         read_prompts(path)
     path.write_text(" \n")
     with pytest.raises(ValueError, match="holds no rows"):

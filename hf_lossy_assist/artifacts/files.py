@@ -159,7 +159,7 @@ def parse_json(data: str | bytes, where: str, *, infinite: bool = False) -> Any:
             text, object_pairs_hook=_build_object, parse_float=parse_number, parse_constant=parse_number
         )
         if "\\u" in text:
-            json.dumps(value, ensure_ascii=False).encode()  # refuses half a surrogate pair
+            json.dumps(value, ensure_ascii=False).encode()  # no half surrogate pairs
         return value
     except RecursionError:
         raise ValueError(f"{where} is not JSON: too many lists and objects inside one another") from None

@@ -81,6 +81,7 @@ def page(results: list[dict[str, Any]]) -> tuple[str, int]:
         "",
         f"Made by `python tools/supported_models.py` ({seconds / 60:.0f} minutes of a CPU core), with hf_lossy_assist {hla.__version__},",
         f"Transformers {transformers.__version__}, torch {torch.__version__.split('+')[0]}. A test repeats some of them. See also [vision models](vision_models.md).",
+        "Names are those of `config.model_type`; a star: with eager attention alone.",
         "",
         "| verdict | models |",
         "| --- | ---: |",
@@ -89,30 +90,38 @@ def page(results: list[dict[str, Any]]) -> tuple[str, int]:
     ]
     for name, group in groups.items():
         if group:
-            rows_of = by_reason if name in ("batch 1 only", "refused") else table
+            rows_of = by_reason if name in ("batch 1 only", "refused") else by_note
             lines += ["", f"## {TITLES[name]}", "", *rows_of(group)]
     return "\n".join(lines) + "\n", len(groups["traceback"]) + len(groups["unequal"])
 
 
 def by_reason(group: list[dict[str, str]]) -> list[str]:
     """Return a table with a row for each reason."""
-    classes = collections.defaultdict[str, list[str]](list)
-    for row in sorted(group, key=lambda row: row["class"]):
+    types = collections.defaultdict[str, list[str]](list)
+    for row in group:
         reason = row["why"].replace(row["class"] + " ", "", 1).removesuffix(": leave lossy_policy out")
         if reason.startswith("cannot be decoded in "):
             reason = reason.removeprefix("cannot be decoded in ").removesuffix(")").replace(" (", ": ", 1)
             reason = reason.replace("), nor in Transformers' own assisted loop (", "; in that loop: ")
-        classes[escaped(reason)].append(f"{row['class']} ({row['type']}/{row['kind']}; {row['attention']})")
-    lines = ["| why | classes (model type/kind; attention) |", "| --- | --- |"]
-    return lines + [f"| {reason} | {', '.join(names)} |" for reason, names in classes.items()]
+        types[escaped(reason)].append(named(row))
+    lines = ["| model types | why |", "| --- | --- |"]
+    return lines + [f"| {' '.join(names)} | {reason} |" for reason, names in types.items()]
 
 
-def table(group: list[dict[str, str]]) -> list[str]:
-    lines = ["| model type | class | kind | attention | note |", "| --- | --- | --- | --- | --- |"]
-    for row in sorted(group, key=lambda row: (row["type"], row["kind"])):
-        reason = escaped(row["why"].replace(row["class"] + " ", "", 1))
-        lines.append(f"| {row['type']} | {row['class']} | {row['kind']} | {row['attention']} | {reason} |")
-    return lines
+def by_note(group: list[dict[str, str]]) -> list[str]:
+    """Return a paragraph of the model types without a note, and one for each note."""
+    if group[0]["verdict"] == "not built":  # their reasons are those of the shrunk config, which is no user's
+        return [" ".join(map(named, group))]
+    types = collections.defaultdict[str, list[str]](list, {"": []})
+    for row in group:
+        types[escaped(row["why"].replace(row["class"] + " ", "", 1))].append(named(row))
+    return [line for why, names in types.items() for line in (why + ": " * bool(why) + " ".join(names), "")][:-1]
+
+
+def named(row: dict[str, str]) -> str:
+    """Return the model type, of an encoder-decoder with its kind, and with a star if only eager attention was tried."""
+    kind = "" if row["kind"] == "causal" else f"/{row['kind']}"
+    return f"`{row['type']}{kind}`" + "\\*" * (row["attention"] == "eager")
 
 
 def escaped(text: str) -> str:

@@ -16,7 +16,7 @@ import supported_models as text_models
 import torch
 import transformers
 from model_processes import run
-from model_table import escaped
+from model_table import escaped, named
 from supported_models import NoVerdict, drafts, format_error, prompts, reference, refused_by_us
 from tiny_models import tiny_model
 from tiny_vision import CHANGES, SEEN  # fmt: skip
@@ -103,7 +103,13 @@ def examine(name: str, attention: str) -> dict[str, Any]:
 def make_row(result: dict[str, Any]) -> dict[str, str]:
     """Return a row of the page. If the two kinds of attention differ, it describes the worse one."""
     tried = {kind: result[kind] for kind in text_models.ATTENTIONS if "not built" not in result[kind]}
-    row = {"type": result["name"], "class": CLASSES[result["name"]], "attention": ", ".join(tried), "why": ""}
+    row = {
+        "type": result["name"],
+        "kind": "causal",
+        "class": CLASSES[result["name"]],
+        "attention": ", ".join(tried),
+        "why": "",
+    }
     if not tried:
         return row | {"text": "not built", "pictures": "not built", "why": result["eager"]["not built"]}
     for column, shapes in {"text": TEXTS, "pictures": PICTURES}.items():
@@ -141,18 +147,15 @@ def page(results: list[dict[str, Any]]) -> tuple[str, int]:
         f"Made by `python tools/supported_vision.py` ({sum(result['seconds'] for result in results) / 60:.0f} minutes of a CPU core), with",
         f"hf_lossy_assist {hla.__version__}, Transformers {transformers.__version__}, torch {torch.__version__.split('+')[0]}.",
         "",
-        "| model type | class | attention | text | pictures | why |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| model types | text | pictures | why |",
+        "| --- | --- | --- | --- |",
     ]
+    names: dict[tuple[str, str, str], list[str]] = {}
     for row in built:
         why = escaped(row["why"].replace(row["class"] + " ", "", 1))
-        lines.append(
-            f"| {row['type']} | {row['class']} | {row['attention']} | {row['text']} | {row['pictures']} | {why} |"
-        )
-    lines += ["", "## Not built", "", "| model type | class | why |", "| --- | --- | --- |"]
-    lines += [
-        f"| {row['type']} | {row['class']} | {escaped(row['why'])} |" for row in rows if row["text"] == "not built"
-    ]
+        names.setdefault((row["text"], row["pictures"], why), []).append(named(row))
+    lines += [f"| {' '.join(types)} | {' | '.join(verdicts)} |" for verdicts, types in names.items()]
+    lines += ["", "Not built: " + " ".join(named(row) for row in rows if row["text"] == "not built")]
     return "\n".join(lines) + "\n", sum("unequal" in (row["text"], row["pictures"]) for row in rows)
 
 

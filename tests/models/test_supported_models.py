@@ -40,11 +40,13 @@ def stated():
     for line in PAGE.read_text().splitlines():
         if line.startswith("## "):
             section = next(name for name, title in TITLES.items() if title == line[3:])
-        elif section in ("batch 1 only", "refused"):
-            found |= dict.fromkeys(re.findall(r"\w \(([\w+-]+/[\w-]+); ", line), section)
-        elif section and re.match(r"\| [a-z0-9]", line) and not line.startswith("| model type"):
-            name, kind = line.split(" | ")[0].removeprefix("| "), line.split(" | ")[2]
-            found[f"{name}/{kind}"] = section
+        elif section:
+            names = (
+                re.findall(r"`([\w+-]+)(/encoder-decoder)?`", line if line[0] != "|" else line.split(" | ")[0])
+                if line
+                else []
+            )
+            found |= {name + (kind or "/causal"): section for name, kind in names}
     return found
 
 

@@ -10,8 +10,8 @@ from paper_tables import PaperTable
 
 HEAD = """# The papers' tables on the demo models
 
-`make reproduce` writes this page. Each table has a file in `examples/reproduce/tables/`: the claim, the authors' set-up, the policies
-that run here, and the rules, which were written before the run. No verdict is written by hand.
+`make reproduce` writes this page. Each table has a file in `examples/reproduce/tables/`: the claim, the authors' set-up, the policies,
+problems and models that run here, and the rules, which were written before the run. No verdict is written by hand.
 
 - **confirmed in size**: the whole 95 % interval is beyond the least published figure. **direction only**: it is on the claim's side of
   the rule's bound, and not beyond that figure. **not confirmed**: the interval includes the bound, or is below or above it. **cannot be tested here**: this
@@ -29,12 +29,11 @@ that run here, and the rules, which were written before the run. No verdict is w
 def page(tables: Mapping[str, PaperTable], results: Mapping[str, dict[str, Any]]) -> str:
     """Return the page as Markdown."""
     parts = [HEAD, _about(results)]
-    shown: dict[str, str] = {}  # where each run was described first
     for paper in dict.fromkeys(table.paper for table in tables.values()):
         parts.append(f"## {paper}\n")
         for table in tables.values():
             if table.paper == paper:
-                parts.append(_table(table, results.get(table.name), _runs(table, shown)))
+                parts.append(_table(table, results.get(table.name)))
     return "\n".join(parts).rstrip() + "\n"
 
 
@@ -55,7 +54,7 @@ def _machine(result: dict[str, Any]) -> str:
     return f"Measured on {result['date']}: {result['machine']}; {versions}.{note}"
 
 
-def _table(table: PaperTable, result: dict[str, Any] | None, runs: str) -> str:
+def _table(table: PaperTable, result: dict[str, Any] | None) -> str:
     lines = [f"### {table.where}\n"]
     command = f"`--only {table.name}`"
     if result is None:
@@ -65,42 +64,8 @@ def _table(table: PaperTable, result: dict[str, Any] | None, runs: str) -> str:
         why = f": {check['why']}" if check["why"] else ""
         cells = [_cell(check[name]) for name in ("says", "published", "shown")]
         lines.append(f"| {' | '.join(cells)} | **{check['verdict']}**{_cell(why)} |")
-    lines += ["", f"{runs} {command}\n"]
+    lines += ["", f"{command}\n"]
     return "\n".join(lines)
-
-
-def _runs(table: PaperTable, shown: dict[str, str]) -> str:
-    """Return one sentence per run; of one that an earlier table has, where. `shown`: those tables, by description."""
-    sentences = []
-    for name, run in table.runs.items():
-        which, text = f"{name}: " if len(table.runs) > 1 else "", _run(run)
-        first = shown.setdefault(f"{table.paper} {text}", table.where)
-        sentences.append(which + (text if first == table.where else f"as in {first}."))
-    return " ".join(sentences)
-
-
-def _run(run: dict[str, Any]) -> str:
-    models = ", ".join(f"{name} {_model(spec)}" for name, spec in run.get("models", {}).items())
-    where = f" Models: {models}." if models else ""
-    if run["kind"] == "information":
-        return f"{run['repeats']} profiles of {run['problems']} problems for each pair, sampling."
-    if run["kind"] == "heads":
-        return f"Verifiers of {', '.join(str(head['problems']) for head in run['heads'].values())} problems.{where}"
-    if run["kind"] == "texts":
-        return f"{run['problems']} greedy texts of seed {run['seed']}.{where}"
-    if run["kind"] == "flops":
-        return f"Counted for {run['tokens']} tokens of each config, without weights."
-    if run["kind"] == "long":
-        return f"Sampled texts of the model of --long-model, to {run['windows'][-1]} tokens (end tokens forbidden), one at a time."
-    how = "sampling" if run["do_sample"] else "greedy"
-    sizes = ", ".join(map(str, run.get("batch_sizes", [1])))
-    return f"{run['problems']} problems (seed {run['seed']}), {how}, at most {run['max_new_tokens']} tokens, batch {sizes}.{where}"
-
-
-def _model(spec: Any) -> str:
-    if isinstance(spec, str):
-        return spec
-    return f"{spec['model']} ({', '.join(f'{name} {value}' for name, value in spec.items() if name != 'model')})"
 
 
 def _cell(text: str) -> str:

@@ -101,8 +101,7 @@ def markdown(rows: list[dict[str, Any]], args: argparse.Namespace) -> str:
     lines = [
         "# Rules side by side", "",
         f"`python benchmarks/policies.py --out docs` on {machine(args.device)}: the demo pair, {args.problems} problems that no head was trained on,",
-        f"γ = {args.gamma}, batches of {args.batch_size}, at most {args.max_new_tokens} new tokens. `hf-lossy policies` lists every rule with its parameters and source; `mentored` is of `examples/reproduce/baselines.py`,",
-        "`csd` and `regret_budget` are of `stateful_rules.py` there, and `cascade`, `ensemble`, `fly`, `kl_judge`, `mars` and `synthetic_for_benchmarks` of `lossy_rules.py`: importing the file registers them.",
+        f"γ = {args.gamma}, batches of {args.batch_size}, at most {args.max_new_tokens} new tokens. `hf-lossy policies` lists every rule with its parameters and source; `Mentored` is of `examples/reproduce/baselines.py`.",
         f"Every rule except {' and '.join(lossless)} is lossy. **Bold**: on the Pareto front of right answers and tokens per target call.",
         "× strict: tokens per second against strict acceptance on the same",
         f"batch, median of {-(-args.problems // args.batch_size)} batches. One answer is {1 / args.problems:.1%}. The ranking may differ for your models.", "",
@@ -110,12 +109,12 @@ def markdown(rows: list[dict[str, Any]], args: argparse.Namespace) -> str:
     ]  # fmt: skip
     for mode in (GREEDY, SAMPLING):
         lines += [f"## {mode.capitalize()}{', temperature 1' if mode == SAMPLING else ''}", "",
-                  "| rule | setting | right | tokens / target call | lossy tokens | tok/s × strict |", "|---|---|---|---|---|---|"]  # fmt: skip
+                  "| rule | right | tokens / target call | lossy tokens | tok/s × strict |", "|---|---|---|---|---|"]  # fmt: skip
         for r in (r for r in rows if r["mode"] == mode and r not in same):
-            name = f"**`{r['rule']}`**" if r["front"] else f"`{r['rule']}`"
-            setting = f"`{r['setting']}`" if r["setting"] else ""
+            name = f"`{r['setting'] or r['rule']}`"
+            name = f"**{name}**" if r["front"] else name
             lines.append(
-                f"| {name} | {setting} | {r['right']:.1%} | {r['tokens_per_target_call']:.2f} | {share(r)} | {r['of_strict']:.2f} |"
+                f"| {name} | {r['right']:.1%} | {r['tokens_per_target_call']:.2f} | {share(r)} | {r['of_strict']:.2f} |"
             )
         lines.append("")
         if mode == GREEDY and same:

@@ -11,8 +11,8 @@ from hf_lossy_assist.generation.arguments import HONOURED, IGNORED, REFUSED
 PAGE = Path(__file__).parent.parent / "docs" / "arguments.md"
 TOP = """# Arguments and settings of `generate`
 
-Every parameter of Transformers' `generate` and every setting of its `GenerationConfig` (5.17 to 5.24), and its status in a call
-with a policy. Values are Transformers' to check. `tools/arguments_page.py` writes this page; `tests/generation/test_arguments.py` tries every row.
+Every parameter of Transformers' `generate` and every setting of its `GenerationConfig` (5.17 to 5.24), in a call
+with a policy. `tools/arguments_page.py` writes this page; `tests/generation/test_arguments.py` tries every row.
 """
 REMARKS = {
     "inputs generation_config kwargs": "`kwargs` are settings, and the model's own inputs; a cache is `cache`, or what a Transformers before 5.24 calls it",
@@ -29,12 +29,12 @@ REMARKS = {
     "num_return_sequences": "with sampling",
     "return_dict_in_generate output_scores output_logits": "",
     "use_cache": "the loop has a cache of its own; with `False` the output holds none",
-    "prefill_chunk_size": "the most tokens of each row in one forward of a prompt; a prompt with images or embeddings, for a drafter on the target's hidden states, or under RoPE that changes with the length is read in one",
-    "num_assistant_tokens num_assistant_tokens_schedule assistant_confidence_threshold": "if the policy has no stop (with a stop, `num_assistant_tokens` is its longest draft). Sources in order: the call, a standing policy or a `Runner`; a `generation_config` of the call, unless the value is Transformers' default (20, \"constant\", 0.4) or that of the target's own config; the draft's generation config. As in Transformers, the target's own config is not read",
+    "prefill_chunk_size": "the most tokens of each row in one forward of a prompt; a prompt with images or embeddings, for a drafter on hidden states, or under RoPE that changes with the length is read in one",
+    "num_assistant_tokens num_assistant_tokens_schedule assistant_confidence_threshold": "if the policy has no stop (with a stop, `num_assistant_tokens` is its longest draft). Sources in order: the call, a standing policy or a `Runner`; a `generation_config` of the call, unless its value is the default or the target's; the draft's generation config",
     "prompt_lookup_num_tokens max_matching_ngram_size assistant_early_exit": "a match is the latest one, of up to 64 tokens; an early exit is `assistant_model=hla.early_exit(model, n)`",
-    "speculation_type use_mtp": "the checkpoint's multi-token prediction layers draft, at batch 1; DFlash models of Transformers' own are refused: `load_drafter` reads those of others",
+    "speculation_type use_mtp": "the checkpoint's multi-token prediction layers draft, at batch 1; DFlash models of Transformers are refused",
     "cache_implementation compile_config disable_compile": '"static" or a `CompileConfig` requests [compiled rounds](how-to/compile.md), which Transformers before 5.24 refuses with a draft; "dynamic", "hybrid", "hybrid_chunked", "sliding_window", and "paged" in a generation config, have no effect; offloaded and quantised caches are refused',
-    "synced_gpus": "as in Transformers: automatic if FSDP2 [shards the target](how-to/processes.md) over several processes; `True` is refused in a single process",
+    "synced_gpus": "as in Transformers: automatic if FSDP2 [shards the target](how-to/processes.md) over several processes; `True` is refused in one process",
 }
 HONOURED_TEXT = "As in Transformers: with the strict policy the output is the one of `generate` with the same value."
 REFUSED_TEXT = "In one line that names the setting, if its value would change something."

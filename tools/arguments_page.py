@@ -28,7 +28,7 @@ REMARKS = {
     "exponential_decay_length_penalty renormalize_logits remove_invalid_values watermarking_config": "SynthID's watermark has state: one row only",
     "num_return_sequences": "with sampling",
     "return_dict_in_generate output_scores output_logits": "",
-    "use_cache": "the loop has a cache of its own; with `False` the output holds none",
+    "use_cache": "the loop always has a cache; with `False` the output has none",
     "prefill_chunk_size": "the most tokens of each row in one forward of a prompt; a prompt with images or embeddings, for a drafter on hidden states, or under RoPE that changes with the length is read in one",
     "num_assistant_tokens num_assistant_tokens_schedule assistant_confidence_threshold": "if the policy has no stop (with a stop, `num_assistant_tokens` is its longest draft). Sources in order: the call, a standing policy or a `Runner`; a `generation_config` of the call, unless its value is the default or the target's; the draft's generation config",
     "prompt_lookup_num_tokens max_matching_ngram_size assistant_early_exit": "a match is the latest one, of up to 64 tokens; an early exit is `assistant_model=hla.early_exit(model, n)`",

@@ -42,9 +42,9 @@ def one_round(c):
     stages = [
         ("1 draft", "the small model proposes; a stop says when to end"),
         ("2 select", "a filter says how many go to the target"),
-        ("3 verify", "one target forward: a distribution for each place"),
-        ("4 accept", "a rule keeps a prefix; what is behind it is dropped"),
-        ("5 commit", "they join the text, and one token of the target's own"),
+        ("3 verify", "one target forward: a distribution for each position"),
+        ("4 accept", "a rule accepts a prefix; what follows is dropped"),
+        ("5 commit", "they join the text, and one token of the target"),
     ]
     parts = []
     for i, (name, note) in enumerate(stages):

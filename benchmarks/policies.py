@@ -101,7 +101,8 @@ def markdown(rows: list[dict[str, Any]], args: argparse.Namespace) -> str:
     lines = [
         "# Rules side by side", "",
         f"`python benchmarks/policies.py --out docs` on {machine(args.device)}: the demo pair, {args.problems} problems that no head was trained on,",
-        f"γ = {args.gamma}, batches of {args.batch_size}, at most {args.max_new_tokens} new tokens. `hf-lossy policies` lists every rule with its parameters and source; `Mentored` is of `examples/reproduce/baselines.py`.",
+        f"γ = {args.gamma}, batches of {args.batch_size}, at most {args.max_new_tokens} new tokens. `hf-lossy policies` lists every rule with its parameters and source; `Mentored` is of `examples/reproduce/baselines.py`,",
+        "`CSD` and `RegretBudget` are of `stateful_rules.py` there, and `Cascade`, `Ensemble`, `FLy`, `KLJudge`, `MARS` and `SyntheticForBenchmarks` of `lossy_rules.py`: importing the file registers them.",
         f"Every rule except {' and '.join(lossless)} is lossy. **Bold**: on the Pareto front of right answers and tokens per target call.",
         "× strict: tokens per second against strict acceptance on the same",
         f"batch, median of {-(-args.problems // args.batch_size)} batches. One answer is {1 / args.problems:.1%}. The ranking may differ for your models.", "",

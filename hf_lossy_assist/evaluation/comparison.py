@@ -264,6 +264,8 @@ def read_run(folder: Path) -> tuple[dict[str, Any], list[ArmOutput]]:
     record = read_object(folder / RECORD)
     with open(folder / ANSWERS, "rb") as file:
         lines = [parse_json(line, where) for where, line in read_lines(file, str(folder / ANSWERS))]
+    if not lines:
+        raise ValueError(f"{folder / ANSWERS} is empty")
     try:
         return record, [ArmOutput(**line) for line in lines]
     except TypeError:

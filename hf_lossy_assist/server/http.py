@@ -147,7 +147,7 @@ class Connection(H11Protocol):
         super().resume_writing()
 
     def shutdown(self) -> None:
-        """Complete an answer in progress, then close; close at once if its request is incomplete, and soon if it is not being read."""
+        """Complete an answer in progress, then close; at once if its request is incomplete, soon if it is not being read."""
         if self.flow.write_paused:
             _stop_clock(self.writing)
             self.writing = self.loop.call_later(CLOSING_SECONDS, self.transport.abort)
@@ -170,7 +170,7 @@ def _stop_clock(clock: asyncio.TimerHandle | None) -> None:
 def listen(
     app: Starlette, bounds: Bounds, give_up: Callable[[], None], host: str, port: int, tell: Callable[[str], None]
 ) -> None:
-    """Serve until SIGTERM or Ctrl-C, then finish the requests in progress. `give_up`: ends the texts in progress; `tell`: called with the address once it is open.
+    """Serve until SIGTERM or Ctrl-C, then finish the requests in progress. `give_up`: ends the texts in progress; `tell`: called with the open address.
 
     Raises: `OSError`, one line, if the address is not available.
     """
@@ -207,7 +207,7 @@ class BoundedUvicorn(uvicorn.Server):
         self.grace, self.give_up, self.hurries = bounds.grace, give_up, False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Shut down; at a second signal without the grace period."""
+        """Shut down; at a second signal without grace."""
         self.hurries = self.should_exit
         if not self.hurries:
             super().handle_exit(sig, frame)

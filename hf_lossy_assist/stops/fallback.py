@@ -29,9 +29,7 @@ class SwitchRule(NamedTuple):
     wait: int
     trials: float
     tries: int = 1  # drafting rounds of one trial
-    near: int = (
-        1  # rounds without drafts after which a drafting round's seconds still count, although the draft reads them
-    )
+    near: int = 1  # rounds without drafts after which a drafting round still counts, although the draft reads them
     remembers: bool = False  # calls continue where the last one ended even if it drafted
 
 

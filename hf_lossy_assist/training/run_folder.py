@@ -85,7 +85,9 @@ class RunFolder:
         try:
             self._lock.acquire(timeout=0)
         except Timeout:
-            raise ValueError(f"another process is at {self.part}: wait for it, or choose another --out") from None
+            busy = Path(self._lock.lock_file).exists()
+            why = f"another process is at {self.part}: wait for it" if busy else f"{self.part} cannot be written"
+            raise ValueError(f"{why}, or choose another --out") from None
         record = self.part / self.record
         if record.is_file():
             if not resume:

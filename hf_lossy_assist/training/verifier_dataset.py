@@ -102,13 +102,13 @@ def read_dataset(path: str | Path) -> VerifierDataset:
     """
     path = Path(path)
     facts = open_dataset(path, RECORD, "hf-lossy collect")
+    data = load_rows(path)
     with name_unreadable(path):
         FeatureSpec(**facts["settings"]["features"])
         check_number("lam", facts["settings"]["lam"], 0.0, MOST_FACTOR)
         check_sampling(facts["settings"])
         for name in ("target", "draft"):
             ModelIdentity.from_dict(facts[name])
-        data = load_rows(path)
         column = data.with_format("torch", columns=["features", *FIGURES])[:]
         for name, values in column.items():
             if not values.isfinite().all():  # a label's comparison would accept NaN

@@ -145,10 +145,10 @@ class AcceptanceProcessor(LogitsProcessor):
             return None
         inputs = []
         if spec.reads("draft"):
-            assert draft.hidden is not None, "the generator has the draft keep them"
+            assert draft.hidden is not None
             inputs.append(draft.hidden)
         if spec.reads("target"):
-            assert states is not None, "the tap has kept them"
+            assert states is not None
             states = states[:, -self.sent - 1 :].to(draft.tokens.device)
             first = 0 if spec.position == "predicting" else 1
             states = states[:, first : first + self.sent]
@@ -300,6 +300,6 @@ class PolicyCandidateGenerator(CandidateGenerator):
         with self.clock.time("companion"):
             new = text[:, companion.lengths[0] :]
             raw = companion.feed(new, [new.shape[1]], keep=draft.gamma + 1)
-        assert draft.probs is not None, "they are kept where there is a companion"
+        assert draft.probs is not None
         raw = fit_vocabulary(raw.to(text.device, torch.float32), draft.probs.shape[-1])
         return process(self.processors, text, raw).softmax(dim=-1)

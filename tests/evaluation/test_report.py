@@ -112,6 +112,8 @@ def test_a_damaged_folder_is_one_line(page, hf_lossy, tmp_path):
     text = file.read_text()
     file.write_text(text[:-20])
     assert re.search(r"answers.jsonl, line \d+", hf_lossy("report", tmp_path / "found").line)
+    file.write_text("")
+    assert "answers.jsonl is empty" in hf_lossy("report", tmp_path / "found").line
     file.write_text(text.replace('"seconds"', '"wall_time"'))
     assert "was not written by this version" in hf_lossy("report", tmp_path / "found").line
     file.write_text(text)

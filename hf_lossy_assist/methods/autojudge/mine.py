@@ -1,7 +1,6 @@
 """Mine important tokens: Algorithm 1 of AutoJudge on many problems at once, as a dataset on disk.
 
 Garipov et al., "AutoJudge: Judge Decoding Without Manual Annotation" (huggingface.co/papers/2504.20039). All problems share one batch of the target.
-Unsuitable inputs are refused beforehand.
 """
 
 import json

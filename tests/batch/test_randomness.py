@@ -12,12 +12,7 @@ from hf_lossy_assist.batch.randomness import Randomness, RowRandomness
 
 
 PROMPTS = (9, 1, 4, 14)
-POLICIES = {
-    "strict": "strict",
-    "svip": "svip",
-    "block verification": hla.BlockVerification(),
-    "top_k": hla.TopK(2),
-}
+POLICIES = {"strict": "strict", "svip": "svip", "block verification": hla.BlockVerification(), "top_k": hla.TopK(2)}
 pytestmark = pytest.mark.filterwarnings("ignore:.*policy is lossy")
 
 
@@ -128,10 +123,9 @@ def test_a_rows_numbers_are_spread_as_they_should_be():
     assert abs(float(torch.corrcoef(torch.stack([one, next_]))[0, 1])) < 0.03  # rounds beside each other
 
 
-@pytest.mark.parametrize("seed", [0, 7])
-def test_waits_are_those_of_torch(seed):
+def test_waits_are_those_of_torch():
     """The same numbers of the generator, and of them the same waits, bit by bit: a seed stands for a text."""
-    generator, twin = seeded(seed), seeded(seed)
+    generator, twin = seeded(7), seeded(7)
     for shape in ((1, 1), (3, 5), (8, 50_000)):
         waits = Randomness(generator).exponentials(torch.arange(shape[0]), 0, shape[1], torch.device("cpu"))
         assert torch.equal(waits, torch.empty(shape).exponential_(generator=twin))

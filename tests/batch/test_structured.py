@@ -78,9 +78,8 @@ def test_one_text_is_that_of_generate(target, ways, number):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("first", range(10, 250, 24))
-def test_240_more_schemas_and_grammars(target, ways, first):
-    for number in range(first, first + 24):
+def test_more_schemas_and_grammars(target, ways):
+    for number in range(10, 130):
         check(target, ways[WAYS[number % len(WAYS)]], number)
 
 
@@ -271,15 +270,7 @@ def test_what_is_no_grammar_is_one_line(name):
 
 
 @pytest.mark.parametrize(
-    "limits",
-    [
-        {},
-        {"minLength": 2},
-        {"maxLength": 3},
-        {"minLength": 200},
-        {"minLength": 1, "maxLength": 500},
-        {"pattern": '^[^"\\\\\\n]+$'},
-    ],
+    "limits", [{}, {"minLength": 200}, {"minLength": 1, "maxLength": 500}, {"pattern": '^[^"\\\\\\n]+$'}]
 )
 def test_strings_hold_no_control_characters(limits):
     grammar = compiled({"type": "string"} | limits)
@@ -363,20 +354,6 @@ def test_one_of_is_held_or_refused(name):
     else:
         with pytest.raises(ValueError, match='"oneOf" is held if its branches differ'):
             read_schema(source)
-
-
-def test_what_only_looks_like_these_is_taken():
-    for source in (
-        {
-            "type": "object",
-            "properties": {"minimum": {"type": "null"}, "not": {"enum": [{"not": 1}]}},
-            "required": ["not"],
-        },
-        {"type": "string", "const": "a", "title": "not", "description": "minimum", "x": {"minimum": 5}},
-        {"type": ["number", "null"], "enum": [1, 2.5, None]},
-        {"$ref": "#/$defs/x", "default": {"if": 1}, "$defs": {"x": {"items": {"type": "integer", "multipleOf": 3}}}},
-    ):
-        hla.structured(source, TOKENIZER)
 
 
 def test_wrong_uses_are_one_line(target, ways):

@@ -24,7 +24,7 @@ def drafts(target, drafter):
 
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy")
 @pytest.mark.parametrize(
-    "settings", [{}, {"draft_vocabulary": None}, {"has_embeddings": False}, {"layers": 2}, {"kind": "qwen3"}]
+    "settings", [{}, {"draft_vocabulary": None, "layers": 2}, {"has_embeddings": False, "kind": "qwen3"}]
 )
 def test_what_is_saved_drafts_the_same(target, tmp_path, settings):
     drafter = eagle.drafter(target, **settings)
@@ -104,12 +104,7 @@ def test_deepspecs_form_drafts_the_same(target, tmp_path):
 
 
 def test_what_is_no_drafter(tmp_path):
-    for make in (
-        hla.Eagle3Drafter,
-        hla.DFlashDrafter,
-        hla.DFlash2Drafter,
-        hla.DSparkDrafter,
-    ):
+    for make in (hla.Eagle3Drafter, hla.DFlashDrafter, hla.DFlash2Drafter, hla.DSparkDrafter):
         with pytest.raises(TypeError, match="load one with load_drafter"):
             make(torch.nn.Linear(2, 2))
     with pytest.raises(TypeError, match="expected an Eagle3Drafter or a DSparkDrafter"):

@@ -1,13 +1,9 @@
 """EAGLE drafts what its networks draft without caches, in every family of targets, and the text is the target's whatever it drafts."""
 
-from functools import cache
-
 import pytest
 import torch
-from support import eagle, small, tiny
-from support.distributions import REJECT, goodness, pair, sample, target_law
-from support.tiny import NEVER_EMITTED, some_eos
-from transformers import DynamicCache, TemperatureLogitsWarper, TopPLogitsWarper
+from support import eagle, small
+from transformers import DynamicCache
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.drafters.networks.base import CAUSAL, AttentionWindow
@@ -49,66 +45,6 @@ def test_a_chain_is_that_of_the_network_without_caches(target, monkeypatch, made
     assert drafted > 12
     strict = target.generate(**inputs, assistant_model=drafter, lossy_policy="strict", **settings)
     assert strict.sequences.equal(target.generate(**inputs, **settings).sequences)
-
-
-RAGGED = (9, 1, 4, 14)
-
-
-@cache
-def drafter_for(name, kind):
-    model = hla.enable(tiny.shared(name))
-    if kind == "random":
-        return eagle.drafter(model)
-    return eagle.trained(model, tiny.prompts(RAGGED), tiny.NEW, draft_vocabulary=70)
-
-
-@pytest.mark.full
-@pytest.mark.nightly(every=18)
-@pytest.mark.parametrize("kind", ["random", "trained"])
-@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "mistral", "gemma2", "gpt_neox"])
-def test_greedy_is_generate(name, kind):
-    model, drafter, width = tiny.shared(name), drafter_for(name, kind), max(RAGGED)
-    whole = tiny.greedy(model, tiny.prompts(RAGGED), eos_token_id=NEVER_EMITTED)
-    eos = some_eos(whole, width)  # rows leave one after the other
-    ended = tiny.greedy(model, tiny.prompts(RAGGED), eos_token_id=eos)
-    assert len({int((row != tiny.PAD).sum()) for row in ended[:, width:]}) > 1
-    rates = []
-    for policy in ("strict", {"stop": {"name": "constant", "gamma": 2}}, hla.SVIP(h=0.6)):
-        for expected, end in ((whole, NEVER_EMITTED), (ended, eos)):
-            out = tiny.assisted(model, tiny.prompts(RAGGED), drafter, policy, eos_token_id=end)
-            assert out.sequences.equal(expected)
-            rates.append(out.speculation.draft_acceptance_rate)
-    assert 0 < max(rates) < 1 or kind == "random"
-    for length in (1, 9):
-        expected = tiny.greedy(model, tiny.prompts((length,)), eos_token_id=NEVER_EMITTED)
-        out = tiny.assisted(model, tiny.prompts((length,)), drafter, "strict", eos_token_id=NEVER_EMITTED)
-        assert out.sequences.equal(expected)
-
-
-@cache
-def sampling_drafter(draft_vocabulary):
-    return eagle.drafter(pair()[0], draft_vocabulary=draft_vocabulary, target_layers=(0, 1, 2))
-
-
-@pytest.mark.full
-@pytest.mark.nightly(every=6)
-@pytest.mark.parametrize("stop", [hla.Constant(2), hla.SVIP(h=0.45)], ids=str)
-@pytest.mark.parametrize(("settings", "warpers"), [({"temperature": 0.7}, (TemperatureLogitsWarper(0.7),)), ({"top_p": 0.8}, (TopPLogitsWarper(0.8),))], ids=["temperature", "top_p"])  # fmt: skip
-@pytest.mark.parametrize("draft_vocabulary", [None, 3], ids=["whole", "reduced"])
-def test_samples_have_the_targets_law(draft_vocabulary, settings, warpers, stop):
-    """The reduced drafter can propose three of six tokens."""
-    counts = sample(
-        hla.LossyPolicy(hla.Strict(), stop), settings | {"assistant_model": sampling_drafter(draft_vocabulary)}, 3
-    )
-    assert goodness(counts, target_law(warpers)) > REJECT
-
-
-@pytest.mark.nightly
-@pytest.mark.filterwarnings("ignore:.*this policy is lossy")
-def test_that_law_can_be_missed():
-    policy = hla.LossyPolicy(hla.TopK(3), hla.Constant(2))
-    counts = sample(policy, {"assistant_model": sampling_drafter(3), "temperature": 0.7}, 3)
-    assert goodness(counts, target_law((TemperatureLogitsWarper(0.7),))) < REJECT
 
 
 @pytest.mark.full

@@ -85,8 +85,3 @@ def test_sprinter_with_a_head_on_the_drafters_states(mode):
     assert write(hla.HeadStop(spec, 0.4, 4), GREEDY).sequences.equal(write("strict", GREEDY).sequences)
     total = write(hla.LossyPolicy(hla.AllButLast(), hla.HeadStop(spec, 0.4, 4)), mode).speculation.total()
     assert total.num_unchecked_tokens > 0
-
-
-def test_what_the_stop_does_not_doubt_may_be_taken_unseen():
-    out = write(hla.LossyPolicy(hla.AllButLast(), hla.SVIP(h=0.6)), GREEDY)
-    assert out.sequences.shape == (4, 26)

@@ -17,7 +17,7 @@ from hf_lossy_assist.drafters import retokenized
 
 NEVER = {"eos_token_id": tiny.NEVER_EMITTED}
 ENDS = {"eos_token_id": list(range(4, 24)), "pad_token_id": 0}
-KINDS = {"often": 0.02, "rarely": 0.3, "never": 0.0}
+KINDS = {"often": 0.02, "never": 0.0}
 
 
 def foreign(kind="often"):
@@ -42,9 +42,7 @@ def ours(target, inputs, draft, **settings):
 
 
 @pytest.mark.full
-@pytest.mark.nightly(every=18)
-@pytest.mark.parametrize("window", ["whole texts", "windows"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "window"), [("often", "windows"), ("never", "whole texts")])
 def test_ragged_batches_write_the_targets_text(kind, window, monkeypatch):
     if window == "windows":
         monkeypatch.setattr(retokenized, "WHOLE", 6)
@@ -53,12 +51,12 @@ def test_ragged_batches_write_the_targets_text(kind, window, monkeypatch):
     wanted = {id(end): tiny.greedy(target, inputs, max_new_tokens=20, **end) for end in (NEVER, ENDS)}
     assert len({int((row == 0).sum()) for row in wanted[id(ENDS)][:, 9:]}) > 2, "rows end together"
     rates = []
-    for gamma in range(1, 13) if (kind, window) == ("often", "whole texts") else (1, 5, 12):
+    for gamma in (1, 5, 12):
         for end in (NEVER, ENDS):
             out = ours(target, inputs, draft, num_assistant_tokens=gamma, **end)
             assert torch.equal(out.sequences, wanted[id(end)]), gamma
             rates.append(out.speculation.draft_acceptance_rate)
-    bounds = {"often": rates[0] > 0.5, "rarely": 0 < rates[0] < 0.6, "never": max(rates) < 0.2}
+    bounds = {"often": rates[0] > 0.5, "never": max(rates) < 0.2}
     assert bounds[kind], rates
 
 
@@ -169,8 +167,3 @@ def test_sampling_has_the_targets_law(gamma):
     others = {"tokenizer": keep_four("abcd"), "assistant_tokenizer": keep_four("dbca")}
     distance, runner = off(target, draft, hla.Constant(gamma), prompts(4, 2), real=True, others=others)
     assert distance < 1e-6 and max(runner.widths) == gamma and SIZE == 4
-
-
-def test_sampling_with_some_of_the_targets_layers_has_the_targets_law():
-    distance, runner = off(models()[0], None, hla.Constant(2), prompts(4, 2), assistant_early_exit=1)
-    assert distance < 1e-6 and max(runner.widths) == 2

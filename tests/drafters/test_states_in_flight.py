@@ -12,10 +12,7 @@ from hf_lossy_assist.drafters.hidden_state import HiddenStateRun
 from hf_lossy_assist.drafters.trained import DFlash2Drafter, DFlashDrafter, DSparkDrafter
 
 
-KINDS = {
-    "eagle3": eagle.drafter,
-    "dflash": lambda target: DFlashDrafter(dflash_network(target)),
-}
+KINDS = {"eagle3": eagle.drafter, "dflash": lambda target: DFlashDrafter(dflash_network(target))}
 
 
 @pytest.fixture(scope="module")
@@ -23,17 +20,6 @@ def target():
     target = small.llama(layers=3)
     target.generation_config.eos_token_id = ENDS
     return hla.enable(target)
-
-
-@pytest.mark.nightly(every=3)
-@pytest.mark.full(every=12)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("max_rows", [1, 3, 16])
-def test_greedy_texts_are_those_of_generate(target, kind, max_rows, recwarn):
-    expected = [alone(target, prompt, **SETTINGS) for prompt in prompts()]
-    found = together((target, KINDS[kind](target)), prompts(), hla.Constant(4), max_rows=max_rows)
-    assert found == expected
-    assert not [warning for warning in recwarn if "one text at a time" in str(warning.message)]
 
 
 def test_a_prompt_of_one_token_that_is_read_beside_a_long_one_takes_a_place_alone(target):

@@ -13,7 +13,6 @@ import hf_lossy_assist as hla
 from hf_lossy_assist.drafters.io.formats import read_windows
 from hf_lossy_assist.drafters.networks.base import CAUSAL, AttentionWindow, HiddenStateModel
 from hf_lossy_assist.drafters.networks.dflash_network import rotated
-from hf_lossy_assist.drafters.trained import DFlashDrafter
 
 
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -90,15 +89,6 @@ def test_blocks_are_the_packages(name):
         for place in range(net.config.drafts):
             found = model.step(ids[:, length - 1 : length])[0]
             torch.testing.assert_close(found[net.target_ids], golden["logits"][step, place], rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("sights", [SIGHTS["speculators"], SIGHTS["ModelOpt"]], ids=["speculators", "ModelOpt"])
-def test_the_text_is_the_targets(sights):
-    target = hla.enable(small.llama(layers=3))
-    drafter = DFlashDrafter(eagle.dflash_network(target, layers=2, sights=sights))
-    settings = {"max_new_tokens": 16, "do_sample": False}
-    out = target.generate(**small.ragged(), assistant_model=drafter, lossy_policy="strict", **settings)
-    assert out.equal(target.generate(**small.ragged(), **settings))
 
 
 CONFIGS = {

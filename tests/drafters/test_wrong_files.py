@@ -17,16 +17,7 @@ from support.refusals import contents
 import hf_lossy_assist as hla
 
 
-FORMS = (
-    "eagle3",
-    "plain",
-    "deepspec",
-    "dflash",
-    "speculators' dflash",
-    "dflash 2",
-    "dspark",
-    "recurrent dspark",
-)
+FORMS = ("eagle3", "plain", "deepspec", "dflash", "speculators' dflash", "dflash 2", "dspark", "recurrent dspark")
 
 
 @pytest.fixture(scope="module")

@@ -4,13 +4,12 @@ import builtins
 import shutil
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from huggingface_hub import ModelCard, create_repo, upload_folder
 from support.hub_server import card_problems
-from support.small import Listener, llama, near, one, tokenizer
+from support.small import Listener
 from transformers import AutoModelForCausalLM, GenerationConfig, MinLengthLogitsProcessor, StoppingCriteria
 
 import hf_lossy_assist as hla
@@ -66,13 +65,12 @@ def same(from_repo, ours):
     assert found == expected
 
 
-@pytest.mark.nightly(every=4)
-@pytest.mark.full(every=12)
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("settings", [GREEDY, SAMPLING], ids=["greedy", "sampling"])
-@pytest.mark.parametrize("policy", [{}, {"lossy_policy": "svip"}], ids=["strict", "svip"])
-def test_it_is_what_enable_gives(demo, repo, rows, settings, policy):
-    same(*both(demo, repo, **prompts(demo, rows), **settings, **policy))
+@pytest.mark.full(every=2)
+@pytest.mark.parametrize(
+    ("settings", "rows"), [(GREEDY | {"lossy_policy": "svip"}, 1), (SAMPLING, 3)], ids=["one", "rows"]
+)
+def test_it_is_what_enable_gives(demo, repo, rows, settings):
+    same(*both(demo, repo, **prompts(demo, rows), **settings))
 
 
 class Enough(StoppingCriteria):
@@ -107,23 +105,12 @@ def test_every_argument_arrives(demo, repo):
     same(by_position, expected)
 
 
-@pytest.mark.full
-def test_stop_strings_are_found_with_the_tokenizer(repo):
-    pair, tok = SimpleNamespace(target=llama(), draft=near(llama())), tokenizer()
-    text = pair.target.generate(**one(), **GREEDY)[0]
-    from_repo, ours = both(pair, repo, **one(), **GREEDY, tokenizer=tok, stop_strings=[tok.decode(text[15:17])])
-    same(from_repo, ours)
-    assert from_repo.sequences[0].tolist() == text[:17].tolist()
-
-
-@pytest.mark.full(every=8)
+@pytest.mark.full(every=3)
 @pytest.mark.parametrize(
     ("settings", "kind", "words"),
     [
         ({"lossy_policy": "svipp"}, ValueError, "svip"),
-        ({"lossy_policy": 3}, TypeError, "lossy_policy"),
         ({"assistant_model": None}, ValueError, "assistant_model"),
-        ({"num_beams": 2}, ValueError, "num_beams"),
         ({"max_new_token": 2}, TypeError, "max_new_tokens"),
     ],
 )

@@ -48,14 +48,12 @@ def assisted(model, given, draft, **settings):
     return hla.enable(model).generate(**STRICT | settings | given)
 
 
-@pytest.mark.full(every=16)
-@pytest.mark.nightly(every=8)
+@pytest.mark.full(every=6)
 @pytest.mark.parametrize("soft_first", [False, True])
-@pytest.mark.parametrize("kind", ["often", "never"])
 @pytest.mark.parametrize("name", tiny.BATCHED)
-def test_soft_prompts_in_batches(name, kind, soft_first):
+def test_soft_prompts_in_batches(name, soft_first):
     model = tiny.shared(name)
-    draft, (given, ids) = tiny.draft_of(model, kind), embedded(model, soft_first=soft_first)
+    draft, (given, ids) = tiny.draft_of(model, "often"), embedded(model, soft_first=soft_first)
     if soft_first and name in ("mistral", "gemma2", "gemma3"):
         with pytest.raises(ValueError, match="attention_mask hides tokens between others"):
             assisted(model, given, draft)
@@ -69,9 +67,8 @@ def test_soft_prompts_in_batches(name, kind, soft_first):
     assert torch.equal(assisted(model, beside, draft).sequences, whole)
 
 
-@pytest.mark.full(every=5)
-@pytest.mark.nightly(every=5)
-@pytest.mark.parametrize("kind", ["qwen3_next", "qwen3_5_text", "granitemoehybrid", "kimi_linear", "lfm2"])
+@pytest.mark.full(every=2)
+@pytest.mark.parametrize("kind", ["lfm2", "granitemoehybrid"])
 def test_models_with_recurrent_states(kind):
     model = hybrids.model(kind)
     for soft_first in (False, True):
@@ -81,10 +78,9 @@ def test_models_with_recurrent_states(kind):
             assert torch.equal(assisted(model, inputs, hybrids.drafts(model)["often"]).sequences, alone)
 
 
-@pytest.mark.full(every=3)
-@pytest.mark.parametrize("name", ["internvl", "mistral3", "llava"])
-def test_models_that_see_are_given_what_their_encoder_made(name):
+def test_models_that_see_are_given_what_their_encoder_made():
     """As pipelines do that merge pictures by themselves."""
+    name = "internvl"
     model = seeing.model_of(name)
     inputs = tiny_vision.prompts(tiny_vision.SEEN[name], [0, 0], 3)
     inputs = {each: inputs[each] for each in ("input_ids", "attention_mask")}
@@ -106,19 +102,6 @@ def test_drafters_without_a_draft_model():
             assert torch.equal(assisted(model, given, None, **way).sequences, alone), way
             out = assisted(model, given | {"input_ids": ids}, None, **way)
             assert torch.equal(out.sequences[:, 9:], alone), way
-
-
-def test_heads_and_drafters_on_the_targets_states():
-    target, draft = hla.demo.load()[:2]
-    tokens = hla.demo.load()[3](hla.demo.problems(3, seed=2)[0].prompt, return_tensors="pt")["input_ids"]
-    with torch.no_grad():
-        embeds = target.get_input_embeddings()(tokens)
-    embeds[:, 1] += 0.01
-    alone = target.generate(inputs_embeds=embeds, do_sample=False, max_new_tokens=32)
-    settings = {"inputs_embeds": embeds, "do_sample": False, "max_new_tokens": 32, "lossy_policy": "strict"}
-    for way in ({"drafter": hla.demo.drafter()}, {"assistant_model": draft}):
-        out = hla.enable(target).generate(**settings, **way, return_dict_in_generate=True)
-        assert torch.equal(out.sequences, alone) and out.speculation.mean_acceptance_length > 1.3, way
 
 
 @pytest.mark.filterwarnings("ignore:Passing `:UserWarning")
@@ -199,10 +182,7 @@ def test_what_does_not_belong_together_is_refused():
     model = small.llama()
     embeds = torch.ones(2, 4, 32).double()
     for given, line in (
-        (
-            {"input_ids": torch.ones(2, 5).long()},
-            "input_ids have 5 columns, inputs_embeds 4",
-        ),
+        ({"input_ids": torch.ones(2, 5).long()}, "input_ids have 5 columns, inputs_embeds 4"),
         ({"attention_mask": torch.ones(2, 5)}, r"attention_mask has shape \(2, 5\), input_ids \(2, 4\)"),
         ({"max_new_tokens": None, "max_length": 4}, "[^\n]*`max_length`"),
     ):

@@ -2,7 +2,6 @@
 is called: through pipelines, PEFT wrappers, generation configs, `custom_generate`, and with a draft of another tokenizer."""
 
 import copy
-import pickle
 
 import pytest
 import torch
@@ -110,10 +109,6 @@ def test_a_deep_copy_generates_with_its_weights(target, draft):
     assert hla.is_enabled(target) and not hla.is_enabled(twin)
 
 
-def test_an_enabled_model_can_be_pickled(target):
-    assert torch.equal(pickle.loads(pickle.dumps(target)).generate(**one(), **ENDS), reference(target, one()))
-
-
 def test_a_generate_that_takes_anything_is_given_its_arguments_by_transformers_names(draft):
     class Mine(LlamaForCausalLM):
         def generate(self, *args, **kwargs):
@@ -135,15 +130,6 @@ def test_an_argument_given_twice_is_refused_as_python_does(target, draft):
 
 
 # -- other ways in ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("prompts", [one(), ragged()], ids=["one", "ragged"])
-def test_a_runner_serves_a_model_that_is_not_enabled(draft, prompts):
-    target = llama()
-    out = target.generate(**prompts, **ENDS, custom_generate=hla.Runner("svip", draft), return_dict_in_generate=True)
-    assert torch.equal(out.sequences, reference(target, prompts))
-    assert 0 < out.speculation.draft_acceptance_rate < 1 and out.speculation.num_spec_tokens == 40
-    assert "generate" not in vars(target)
 
 
 def by_runner(*args, settings=None, **call):
@@ -171,12 +157,7 @@ def test_a_runner_reads_the_drafts_settings_at_the_call():
 
 def test_a_runner_drafts_as_the_call_says():
     assert by_runner(prompt_lookup_num_tokens=4).num_spec_tokens == 4
-    assert by_runner(assistant_early_exit=1).num_spec_tokens == 5
-    for name, value in (("prompt_lookup_num_tokens", 3), ("assistant_early_exit", 1)):
-        refused(
-            lambda given={name: value}: by_runner(llama(), **given),
-            "are two ways to draft",
-        )
+    refused(lambda: by_runner(llama(), prompt_lookup_num_tokens=3), "are two ways to draft")
 
 
 def test_a_runner_says_who_passed_what_it_refuses():
@@ -189,13 +170,12 @@ def test_a_runner_says_who_passed_what_it_refuses():
 TEXTS = [" ".join(words()[i : i + n]) for i, n in ((3, 5), (40, 8), (70, 2))]
 
 
-@pytest.mark.parametrize("batch_size", [1, 3])
 @pytest.mark.parametrize("where", ["call", "pipeline"])
-def test_a_text_generation_pipeline_takes_a_policy(target, draft, where, batch_size):
+def test_a_text_generation_pipeline_takes_a_policy(target, draft, where):
     """Draft and policy in the call; the draft at construction (as Transformers has it) and the policy in the call.
     Seen in the statistics of the last call that the draft took part."""
     plain = pipeline("text-generation", model=llama(), tokenizer=tokenizer(), device="cpu")
-    settings = ENDS | {"batch_size": batch_size}
+    settings = ENDS | {"batch_size": 3}
     expected = plain(TEXTS, **settings)
     calls = []
     draft.register_forward_pre_hook(lambda *_: calls.append(1))
@@ -211,9 +191,8 @@ def test_a_text_generation_pipeline_takes_a_policy(target, draft, where, batch_s
 @pytest.mark.full(every=3)
 @peft_warns
 @pytest.mark.parametrize("wrapped", ["target", "draft", "both"])
-@pytest.mark.parametrize("prompts", [one(), ragged()], ids=["one", "ragged"])
-def test_lora_adapters_take_part(wrapped, prompts):
-    base, draft = llama(), near(llama())
+def test_lora_adapters_take_part(wrapped):
+    prompts, base, draft = ragged(), llama(), near(llama())
     target = lora(llama(), 0) if wrapped != "draft" else base
     expected = target.generate(**prompts, **ENDS)
     assert wrapped == "draft" or not torch.equal(expected, reference(base, prompts)), "the adapter must matter"

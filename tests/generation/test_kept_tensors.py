@@ -28,7 +28,7 @@ def run(target, draft, **settings):
     return hla.enable(target).generate(**tiny.prompts((9,)), **given | settings, return_dict_in_generate=True)
 
 
-@pytest.mark.parametrize("how", ["llama", "a cache passed in", "t5", "lfm2", "lfm2 as draft", "quantised"])
+@pytest.mark.parametrize("how", ["a cache passed in", "t5", "lfm2 as draft", "quantised"])
 def test_no_forward_records_gradients(how):
     name = how if how in tiny.ONE_ROW else "llama"
     target = tiny.build(name)
@@ -107,9 +107,8 @@ class Guided(LogitsProcessor):
         return scores + 10.0 * gradient
 
 
-@pytest.mark.parametrize("inputs", [small.one(), small.ragged()], ids=["one", "ragged"])
-def test_a_processor_takes_gradients(models, inputs):
-    alone, drafted = both(models, inputs, logits_processor=lambda: LogitsProcessorList([Guided()]))
+def test_a_processor_takes_gradients(models):
+    alone, drafted = both(models, small.ragged(), logits_processor=lambda: LogitsProcessorList([Guided()]))
     assert torch.equal(drafted, alone)
 
 
@@ -150,10 +149,10 @@ class Failing(BaseStreamer):
         pass
 
 
-@pytest.mark.parametrize("number", [1, 2, 4])
-@pytest.mark.parametrize("error", [ConnectionResetError("client left"), KeyError("x"), ValueError("mine")], ids=repr)
-def test_what_a_streamer_raises_is_passed_on(models, error, number):
-    with pytest.raises(type(error)) as raised:
+@pytest.mark.parametrize("number", [1, 4])
+def test_what_a_streamer_raises_is_passed_on(models, number):
+    error = ConnectionResetError("client left")
+    with pytest.raises(ConnectionResetError) as raised:
         models[0].generate(**small.one(), max_new_tokens=6, assistant_model=models[1], lossy_policy="strict", streamer=Failing(number, error))  # fmt: skip
     assert raised.value is error
 
@@ -168,25 +167,3 @@ class FailingWithin(Failing):
 def test_also_where_it_comes_out_of_a_library(models):
     with pytest.raises(RuntimeError, match="shape"):
         models[0].generate(**small.one(), max_new_tokens=6, assistant_model=models[1], lossy_policy="strict", streamer=FailingWithin(1, None))  # fmt: skip
-
-
-class Masking(BaseStreamer):
-    """Changes what it is given, once the call is over."""
-
-    def __init__(self):
-        self.heard = []
-
-    def put(self, value):
-        self.heard.append(value)
-
-    def end(self):
-        pass
-
-
-def test_a_streamer_may_change_its_tokens(models):
-    streamer = Masking()
-    models[0].generate(
-        **small.one(), max_new_tokens=6, do_sample=False, assistant_model=models[1], lossy_policy="strict", streamer=streamer
-    )  # fmt: skip
-    for tokens in streamer.heard:
-        tokens.add_(1)

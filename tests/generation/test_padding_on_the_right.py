@@ -4,7 +4,6 @@ Transformers' `generate` goes on from the padding there, and warns.
 """
 
 import pytest
-import tiny_vision
 import torch
 from support import hybrids, seeing, tiny
 from transformers import BloomConfig, BloomForCausalLM, DynamicCache
@@ -40,11 +39,10 @@ def bloom():
     return model
 
 
-MODELS = {name: (lambda name=name: tiny.shared(name)) for name in tiny.BATCHED} | {"bloom": bloom}
-MODELS |= {name: (lambda name=name: hybrids.model(name)) for name in ("qwen3_next", "falcon_h1", "lfm2")}
+MODELS = {"gemma2": lambda: tiny.shared("gemma2"), "bloom": bloom, "falcon_h1": lambda: hybrids.model("falcon_h1")}
 
 
-@pytest.mark.full(every=4)
+@pytest.mark.full(every=3)
 @pytest.mark.parametrize("name", MODELS)
 def test_rows_are_read_by_the_mask(name):
     model, (left, right) = MODELS[name](), padded()
@@ -73,13 +71,6 @@ def test_holes_stay_holes_and_a_draft_of_another_kind():
     expected = model.generate(**left, **GREEDY)[:, 9:]
     for way in ({"assistant_model": tiny.shared("gpt2")}, {"assistant_model": None, "prompt_lookup_num_tokens": 3}):
         assert torch.equal(assisted(model, right, **way)[:, 9:], expected)
-
-
-def test_processors_see_what_they_see_on_the_left():
-    model, (left, right) = tiny.shared("qwen3"), padded()
-    settings = {"no_repeat_ngram_size": 2, "repetition_penalty": 1.3}
-    expected = model.generate(**left, **GREEDY | settings)[:, 9:]
-    assert torch.equal(assisted(model, right, **settings)[:, 9:], expected)
 
 
 @pytest.mark.filterwarnings("ignore:Passing .repetition_penalty. with .inputs_embeds.:UserWarning")
@@ -120,7 +111,7 @@ def test_beside_a_cache_the_last_tokens_of_a_row_may_be_hidden():
 
 
 @pytest.mark.full(every=2)
-@pytest.mark.parametrize("name", ["gemma3", "mistral3", "qwen2_vl"])
+@pytest.mark.parametrize("name", ["gemma3", "qwen2_vl"])
 def test_pictures_in_a_batch_padded_on_the_right(name):
     left = seeing.prompts_of(name, [1, 0])
     ids, mask = left["input_ids"], left["attention_mask"]
@@ -153,6 +144,3 @@ def test_a_decoder_without_rows_reads_a_hidden_last_token_as_generate_does():
     mask = torch.tensor([[1, 1, 1, 0]])
     given = {"input_ids": ids, "decoder_input_ids": begin, "decoder_attention_mask": mask}
     assert torch.equal(assisted(model, given), model.generate(**given, **GREEDY))
-
-
-assert tiny_vision.SEEN  # the kinds above are of it

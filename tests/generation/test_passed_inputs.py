@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import transformers
 from support import small, tiny
 from support.tiny import cache_of
 from transformers import (
@@ -23,12 +22,10 @@ from transformers import (
 )
 from transformers.cache_utils import QuantizedLayer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaDecoderLayer
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3DecoderLayer
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.generation.arguments import TEXT_INPUTS, refuse_extra_inputs
 from hf_lossy_assist.models.facts import CACHE, CACHE_NAMES, passed_as
 
 
@@ -130,48 +127,6 @@ def test_positions_are_refused_unless_the_mask_implies_them(pads):
         for given in (positions + 7, positions.flip(1)):
             with pytest.raises(ValueError, match=r"^lossy_policy works positions out[^\n]*position_ids[^\n]*$"):
                 call(attention_mask=mask, position_ids=given, **way)
-
-
-# What `RowModel.feed` gives a model itself, and what no forward of a text depends on.
-FED = {
-    "input_ids",
-    "attention_mask",
-    "position_ids",
-    CACHE,
-    "use_cache",
-    "logits_to_keep",
-    "token_type_ids",
-}
-OF_THE_CALL = {
-    "self",
-    "kwargs",
-    "model_kwargs",
-    "labels",
-    "inputs_embeds",
-    "is_first_iteration",
-    "next_sequence_length",
-}
-
-
-def inputs_of_every_causal_model():
-    names = {}
-    for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
-        kind = getattr(transformers, name if isinstance(name, str) else name[0])
-        if issubclass(kind, GenerationMixin):
-            for method in (kind.forward, kind.prepare_inputs_for_generation):
-                names |= dict.fromkeys(inspect.signature(method).parameters, kind.__name__)
-    return names
-
-
-@pytest.mark.nightly
-def test_every_input_of_every_causal_model_is_fed_or_refused_by_name():
-    names = inputs_of_every_causal_model()
-    assert len(names) > 50 and names.keys() >= FED
-    assert TEXT_INPUTS == FED - {"input_ids"}
-    for name in names.keys() - FED - OF_THE_CALL:
-        with pytest.raises(ValueError, match=rf"^lossy_policy handles text alone[^\n]*{name}[^\n]*$"):
-            refuse_extra_inputs({name: torch.zeros(1)})
-        refuse_extra_inputs({name: None})
 
 
 IDS = torch.arange(4, 13)[None]

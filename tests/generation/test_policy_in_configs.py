@@ -1,7 +1,5 @@
 """A policy is never passed over in silence, and never switched on in silence: generation configs, copies, pickles and pipelines."""
 
-import copy
-import pickle
 from contextlib import nullcontext
 
 import pytest
@@ -14,14 +12,6 @@ from hf_lossy_assist.generation import model_checks
 
 
 SETTINGS = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": PAD}
-
-
-WAYS = {
-    "as it is": lambda model, folder: model,
-    "deep copy": lambda model, folder: copy.deepcopy(model),
-    "pickle": lambda model, folder: pickle.loads(pickle.dumps(model)),
-    "pipeline": lambda model, folder: pipeline("text-generation", model=model, tokenizer=tokenizer(), device="cpu"),
-}
 
 
 def write(model, **settings):
@@ -76,15 +66,3 @@ def test_a_policy_in_a_config_does_not_act_and_says_so(monkeypatch):
     ):
         out = model.generate(**one(), generation_config=config, assistant_model=draft)
     assert not hasattr(out, "speculation") and hla.reports(model) == []
-
-
-@pytest.mark.parametrize("way", ["deep copy", "pickle", "pipeline"])
-def test_a_copy_of_an_enabled_model_is_enabled(way, tmp_path):
-    model, draft, calls = WAYS[way](hla.enable(llama()), tmp_path), near(llama()), []
-    draft.register_forward_pre_hook(lambda *_: calls.append(1))
-    assert hla.is_enabled(model if way != "pipeline" else model.model)
-    expected = write(llama() if way != "pipeline" else pipeline("text-generation", model=llama(), tokenizer=tokenizer(), device="cpu"))  # fmt: skip
-    got = write(model, assistant_model=draft, lossy_policy="svip")
-    assert calls and (got == expected if way == "pipeline" else torch.equal(got, expected))
-    if way != "pipeline":
-        assert "generate" not in vars(hla.disable(model))

@@ -5,7 +5,6 @@ import copy
 
 import pytest
 import torch
-from support.judge_rounds import foreign
 from support.refusals import refused
 from support.small import PAD, llama, near, one, ragged, tokenizer
 from transformers import GenerationConfig, GenerationMixin
@@ -62,7 +61,17 @@ def test_none_at_the_call_switches_off_what_the_models_config_says(target, draft
     settings = ENDS | off | ({"generation_config": GenerationConfig(top_k=0)} if given else {})
     expected = GenerationMixin.generate(target, **one(), **settings)
     assert expected.shape[1] == 9 + NEW
-    assert torch.equal(target.generate(**one(), **settings, assistant_model=draft, lossy_policy="strict"), expected)
+    ours = {"assistant_model": draft, "lossy_policy": "strict"}
+    assert torch.equal(target.generate(**one(), **settings, **ours), expected)
+    target.generation_config.top_k = 2
+    ours |= {
+        "do_sample": True,
+        "top_k": None,
+        "max_new_tokens": 1,
+        "output_scores": True,
+        "return_dict_in_generate": True,
+    }
+    assert target.generate(**one(), **ours).scores[0].isfinite().all()
 
 
 def longest(target, draft, **settings):
@@ -146,12 +155,6 @@ def test_no_state_leaks_into_the_drafts_or_the_targets_config(target, draft):
         longest(target, draft, **settings)
     assert [m.generation_config.to_dict() for m in (target, draft)] == before
     assert longest(target, draft) == longest(target, draft)
-
-
-def test_a_draft_with_another_tokenizer_keeps_the_targets_greedy_text(target):
-    out = target.generate(**one(), **ENDS, **foreign(), lossy_policy="strict", return_dict_in_generate=True)
-    assert torch.equal(out.sequences, reference(target, one()))
-    assert out.speculation.draft_acceptance_rate > 0  # low: Transformers' translation loses its place in repetitions
 
 
 def test_two_tokenizers_that_agree_are_one(target, draft):

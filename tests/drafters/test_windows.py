@@ -51,23 +51,23 @@ def block_without_cache(net, embedding, head, states, last):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("sights", SIGHTS.values(), ids=SIGHTS)
-def test_a_block_is_that_of_attention_written_out(sights):
+def test_a_block_is_that_of_attention_written_out():
     """Behind texts of three lengths, and behind a partial acceptance."""
-    target = small.llama(layers=3)
-    net = eagle.dflash_network(target, layers=2, sights=sights)
-    embedding, head = target.get_input_embeddings(), target.get_output_embeddings()
-    model = HiddenStateModel(net, embedding, head, 3, 64, head.out_features)
-    states = torch.randn(3, 12, 3 * 32, dtype=net.dtype)
-    for known in ([9, 2, 5], [11, 3, 8]):
-        new = [states[row, had:now] for row, (had, now) in enumerate(zip(model.known, known, strict=True))]
-        model.take(torch.nn.utils.rnn.pad_sequence(new, batch_first=True), known)
-        last = torch.tensor([[7], [8], [9]])
-        model.read(last.expand(-1, 1 + model.behind))  # DFlash reads the last token alone
-        found = torch.stack([model.step(last) for _ in range(net.config.drafts)], dim=1)
-        for row, count in enumerate(known):
-            expected = block_without_cache(net, embedding, head, states[row, None, :count], int(last[row]))
-            torch.testing.assert_close(found[row], expected, rtol=1e-6, atol=1e-6)
+    for sights in SIGHTS.values():
+        target = small.llama(layers=3)
+        net = eagle.dflash_network(target, layers=2, sights=sights)
+        embedding, head = target.get_input_embeddings(), target.get_output_embeddings()
+        model = HiddenStateModel(net, embedding, head, 3, 64, head.out_features)
+        states = torch.randn(3, 12, 3 * 32, dtype=net.dtype)
+        for known in ([9, 2, 5], [11, 3, 8]):
+            new = [states[row, had:now] for row, (had, now) in enumerate(zip(model.known, known, strict=True))]
+            model.take(torch.nn.utils.rnn.pad_sequence(new, batch_first=True), known)
+            last = torch.tensor([[7], [8], [9]])
+            model.read(last.expand(-1, 1 + model.behind))  # DFlash reads the last token alone
+            found = torch.stack([model.step(last) for _ in range(net.config.drafts)], dim=1)
+            for row, count in enumerate(known):
+                expected = block_without_cache(net, embedding, head, states[row, None, :count], int(last[row]))
+                torch.testing.assert_close(found[row], expected, rtol=1e-6, atol=1e-6)
 
 
 GOLDEN = Path(__file__).with_name("dflash_windows_golden")
@@ -102,9 +102,9 @@ CONFIGS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("given", "expected"), CONFIGS.values(), ids=CONFIGS)
-def test_windows_of_a_config(given, expected):
-    assert read_windows(given, "config.json", 2) == expected
+def test_windows_of_a_config():
+    for given, expected in CONFIGS.values():
+        assert read_windows(given, "config.json", 2) == expected
 
 
 def written(folder, **layer):

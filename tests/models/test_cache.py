@@ -5,7 +5,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import tiny
-from support.tiny import NEVER_EMITTED, assisted, cache_of, greedy
 from transformers import DynamicCache
 
 from hf_lossy_assist.models import row_cache as cache_module
@@ -134,20 +133,3 @@ def test_select_takes_rows_in_order():
     assert mirror.rows.lengths == [5, 8] and mirror.rows.cache.layers[0].keys.shape[0] == 2
     mirror.feed(torch.randint(1, tiny.VOCABULARY, (2, 4)), [4, 1])
     RowModel(tiny.shared("llama"), 2, LIMIT).select([1])  # before anything was written
-
-
-@pytest.mark.full
-def test_going_on_from_a_cache():
-    """The cache of one call serves the next one, here and in Transformers, also behind a sliding window."""
-    for name in ("llama", "mistral", "gemma3", "lfm2"):
-        model = tiny.shared(name)
-        draft = tiny.draft_of(model, "often")
-        first = assisted(model, tiny.prompts((14,)), draft, max_new_tokens=20, eos_token_id=NEVER_EMITTED)
-        more = torch.cat([first.sequences, torch.tensor([[5, 6, 7]])], dim=1)
-        inputs = {"input_ids": more, "attention_mask": torch.ones_like(more)}
-        expected = greedy(model, inputs, eos_token_id=NEVER_EMITTED)
-        out = assisted(model, inputs, draft, **{CACHE: cache_of(first)}, eos_token_id=NEVER_EMITTED)
-        assert torch.equal(out.sequences, expected), name
-        again = assisted(model, tiny.prompts((14,)), draft, max_new_tokens=20, eos_token_id=NEVER_EMITTED)
-        stock = greedy(model, inputs, **{CACHE: cache_of(again)}, eos_token_id=NEVER_EMITTED)
-        assert torch.equal(stock, expected), name

@@ -61,7 +61,6 @@ def test_a_token_is_the_same_in_a_block_of_any_width(pair, inputs, outputs):
     ("count", "batch_size"),
     [
         (6, 6),
-        pytest.param(24, 8, marks=pytest.mark.full),
         pytest.param(64, 8, marks=pytest.mark.nightly),
         pytest.param(64, 1, marks=[pytest.mark.nightly, pytest.mark.timeout(900)]),
     ],
@@ -81,8 +80,7 @@ def test_blocks_write_what_single_tokens_do(pair, count, batch_size):
     assert equal >= 0.95 * count
 
 
-@pytest.mark.parametrize("policy", ["strict", "svip", "svip+fallback"])
-def test_no_call_computes_the_weights_from_their_whole_numbers(pair, policy, monkeypatch):
+def test_no_call_computes_the_weights_from_their_whole_numbers(pair, monkeypatch):
     """A large head's take seconds, more than a whole text."""
 
     def read(layer):
@@ -91,7 +89,7 @@ def test_no_call_computes_the_weights_from_their_whole_numbers(pair, policy, mon
     target, draft = int8(pair.target), int8(pair.draft)
     inputs = {"input_ids": torch.arange(12).reshape(2, 6), "max_new_tokens": 8, "do_sample": False}
     monkeypatch.setattr(Int8Linear, "weight", property(read))
-    out = hla.enable(target).generate(**inputs, assistant_model=draft, lossy_policy=policy)
+    out = hla.enable(target).generate(**inputs, assistant_model=draft, lossy_policy="svip+fallback")
     assert torch.equal(out, type(target).generate(target, **inputs))
 
 
@@ -109,16 +107,6 @@ def test_a_copy_leaves_the_model_as_it_was_and_is_made_once(pair):
         int8(early)
 
 
-def test_a_copy_that_is_saved_is_read_as_what_it_was(pair, tmp_path):
-    """Read as a model in float, it had random weights; models such as DeepSeek V3.2's read a layer's weights beside calling it."""
-    copied, ids = int8(pair.draft), torch.arange(4, 13)[None]
-    copied.save_pretrained(tmp_path)
-    again = type(copied).from_pretrained(tmp_path)
-    assert torch.equal(copied(ids).logits, again(ids).logits)
-    layer, rounded = pair.draft.lm_head.weight, copied.lm_head.weight
-    assert (layer - rounded).abs().max() <= layer.abs().max() / 127
-
-
 def test_a_packed_model_has_no_weights_to_round(pair):
     with pytest.raises(ValueError, match=r"^demo-draft has lost its weights to prepack\(…\): [^\n]*$"):
         int8(hla.prepack(copy.deepcopy(pair.draft)))
@@ -131,16 +119,6 @@ def test_other_weights_in_int8_have_another_hash(pair, change):
     with torch.no_grad():
         other.model.layers[0].mlp.up_proj.weight.mul_(-1.0 if change == "negated" else 2.0)
     assert weights_hash(int8(other)) != weights_hash(int8(pair.draft)) == weights_hash(int8(pair.draft))
-
-
-def test_a_folder_has_one_name_from_wherever_it_is_named(pair, tmp_path, monkeypatch):
-    model = copy.deepcopy(pair.target)
-    (tmp_path / "models" / "mine").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path)
-    for name in ("models/mine", str(tmp_path / "models" / "mine")):
-        model.config.name_or_path = name
-        assert ModelIdentity.of(int8(model)).id == "mine:int8"
-        assert ModelIdentity.of(hla.early_exit(model, 1)).id == "mine[:1]"
 
 
 def test_a_draft_in_bfloat16_has_a_copy_in_int8_that_autocast_may_run(pair):
@@ -192,24 +170,23 @@ def test_embeddings_that_are_the_head_stay_in_float(source):
 @pytest.mark.parametrize(
     ("given", "error", "line"),
     [
-        ({"dtype": "int8", "source": "gptq"}, OSError, "^gptq[^\n]* quantized [^\n]*$"),
         ({"dtype": "int9"}, ValueError, r"^load: unknown dtype 'int9'\. Did you mean 'int8'\?$"),
         ({"device": "meta"}, ValueError, r"^load: device 'meta' cannot be used here: [^\n]*$"),
         ({"dtype": "int8", "source": "/not/there"}, OSError, r"^/not/there was not loaded: [^\n]*$"),
     ],
 )
-def test_what_cannot_be_loaded_is_one_line(source, monkeypatch, given, error, line):
-    monkeypatch.chdir(source.parent)
-    config = json.loads((source / "config.json").read_text()) | {
-        "quantization_config": {"quant_method": "gptq", "bits": 4}
-    }
-    shutil.copytree(source, "gptq")
-    (source.parent / "gptq" / "config.json").write_text(json.dumps(config))
+def test_what_cannot_be_loaded_is_one_line(source, given, error, line):
+    config = json.loads((source / "config.json").read_text())
     with pytest.raises(error, match=line):
         hla.load(**{"source": source} | given)
+    (source / "config.json").write_text(
+        json.dumps(config | {"quantization_config": {"quant_method": "gptq", "bits": 4}})
+    )
+    with pytest.raises(OSError, match=" quantized [^\n]*$"):
+        hla.load(source, "int8")
 
 
-@pytest.mark.parametrize("dtype", ["auto", "bfloat16", torch.float16])
+@pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
 def test_other_precisions_are_loaded_as_they_are(source, dtype):
     model = hla.load(source, dtype)
     assert model.dtype == (torch.bfloat16 if dtype == "bfloat16" else torch.float16) and not model.training

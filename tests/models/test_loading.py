@@ -25,12 +25,8 @@ def header(text: str) -> bytes:
 
 
 WEIGHTS = {
-    "empty": lambda data: b"",
     "truncated": lambda data: data[: len(data) // 2],
-    "garbage": lambda data: b"\xff" * 1000,
-    "a header that is no JSON": lambda data: header("{"),
     "a header of lists in lists": lambda data: header("[" * 100_000),
-    "no tensors": lambda data: header('{"__metadata__": {"format": "pt"}}')[:-1],
     "an unknown dtype": lambda data: header('{"a": {"dtype": "Q9", "shape": [1], "data_offsets": [0, 1]}}') + b"x",
 }
 
@@ -56,40 +52,21 @@ def test_a_name_that_a_terminal_acts_on_is_shown_harmless():
 
 
 CONFIGS = {
-    "a list": lambda folder: b"[1]",
     "no JSON": lambda folder: b"{",
-    "not UTF-8": lambda folder: b'{"model_type": "\xff"}',
     "lists in lists": lambda folder: b"[" * 100_000,
-    "no type": lambda folder: b"{}",
     "an unknown type": lambda folder: changed(folder, "config.json", model_type="nothing"),
-    "a type that is a number": lambda folder: changed(folder, "config.json", model_type=5),
     "a size that is a text": lambda folder: changed(folder, "config.json", hidden_size="x"),
-    "a size that is a list": lambda folder: changed(folder, "config.json", vocab_size=[1]),
     "no heads": lambda folder: changed(folder, "config.json", num_attention_heads=0),
-    "an unknown activation": lambda folder: changed(folder, "config.json", hidden_act="nothing"),
-    "layers below 0": lambda folder: changed(folder, "config.json", num_hidden_layers="two"),
     "RoPE that is none": lambda folder: changed(folder, "config.json", rope_parameters={"rope_type": "nothing"}),
-    "RoPE that is a number": lambda folder: changed(folder, "config.json", rope_scaling=5, rope_parameters=5),
     "another size": lambda folder: changed(folder, "config.json", hidden_size=64, head_dim=16),
 }
 
 
 TOKENIZERS = {
-    "tokenizer.json": {
-        "empty": b"",
-        "a list": b"[1]",
-        "an empty object": b"{}",
-        "lists in lists": b"[" * 100_000,
-        "not UTF-8": b'{"version": "\xff"}',
-        "an unknown model": b'{"version": "1.0", "model": {"type": "nothing"}}',
-    },
+    "tokenizer.json": {"a list": b"[1]", "an unknown model": b'{"version": "1.0", "model": {"type": "nothing"}}'},
     "tokenizer_config.json": {
-        "no JSON": b"{",
-        "a list": b"[1]",
         "lists in lists": b"[" * 100_000,
         "a token that is a number": b'{"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": 5}',
-        "a token that is a list": b'{"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": [1]}',
-        "a class that is a number": b'{"tokenizer_class": 5}',
         "added tokens that are none": b'{"tokenizer_class": "PreTrainedTokenizerFast", "added_tokens_decoder": {"x": 1}}',
     },
 }
@@ -110,21 +87,16 @@ def test_a_damaged_file_is_one_line(tmp_path, name, how):
     assert str(folder) in str(error.value) and "\n" not in str(error.value) and len(str(error.value)) < 1300
 
 
-# -- chat templates ---------------------------------------------------------------------------------------------------
-
 TEMPLATES = {
     "one that does not parse": "{% for",
-    "one that divides by zero": "{{ 1 // 0 }}",
     "one that raises": "{{ raise_exception('no\nsystem') }}",
     "one that looks where it may not": "{{ messages.__class__.__mro__ }}{{ ''.__class__.__subclasses__() }}",
-    "one of undefined things": "{{ nothing.more.still }}",
-    "one of wrong types": "{{ 1 + 'a' }}",
     "one without an end": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
     "none": None,
 }
 
 
-@pytest.mark.full(every=3)
+@pytest.mark.full(every=2)
 @pytest.mark.parametrize("how", TEMPLATES)
 def test_a_chat_template_that_fails_is_one_line(how):
     tokenizer = demo.load().tokenizer

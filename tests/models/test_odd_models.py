@@ -43,17 +43,13 @@ def flags(model):
     return [getattr(module, "gradient_checkpointing", False) for module in model.modules()]
 
 
-# -- training -----------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.full(every=3)
-@pytest.mark.parametrize("inputs", [one(), ragged()], ids=["one row", "three rows"])
-@pytest.mark.parametrize("which", ["target", "draft", "both"])
-def test_gradient_checkpointing_changes_no_text(inputs, which):
+@pytest.mark.parametrize("which", ["target", "draft"])
+def test_gradient_checkpointing_changes_no_text(which):
     """There Transformers' own `generate` drops the cache and still feeds one token at a time, so its text is none of the model's."""
+    inputs = ragged()
     target, draft, expected = llama(), near(llama()), stock(llama(), inputs)
     for name, model in (("target", target), ("draft", draft)):
-        if which in (name, "both"):
+        if which == name:
             in_training(model)
     before = flags(target), flags(draft)
     assert torch.equal(ours(target, draft, inputs), expected)
@@ -77,12 +73,10 @@ def test_gradient_checkpointing_waits_for_the_last_of_several_calls(fails):
     assert (flags(target), flags(draft)) == before
 
 
-# -- tables of positions --------------------------------------------------------------------------------------------------------
-
-
-def test_a_target_may_fill_its_table():
-    """16 positions write 17 tokens: the last is not fed. Drafts never reach beyond the table, whatever their length."""
-    model, inputs = gpt2(16), one()
+@pytest.mark.parametrize("inputs", [one(), ragged()], ids=["one", "ragged"])
+def test_a_target_may_fill_its_table(inputs):
+    """16 positions write 17 tokens: the last is not fed. Drafts never reach beyond the table, nor does the padding of a row that is ahead of the others."""
+    model = gpt2(16)
     expected = GenerationMixin.generate(model, **inputs, max_new_tokens=8, do_sample=False)
     for gamma in (1, 5, 12):
         settings = {"max_new_tokens": 8, "num_assistant_tokens": gamma}
@@ -99,8 +93,8 @@ def test_a_text_that_ends_in_time_may_have_a_larger_limit():
     assert torch.equal(ours(model, near(gpt2(20)), inputs, max_new_tokens=60, num_assistant_tokens=15), expected)
 
 
-@pytest.mark.full(every=4)
-@pytest.mark.parametrize("inputs", [one(), ragged(), one(20), ragged((0, 3, 9), 20)])
+@pytest.mark.full(every=2)
+@pytest.mark.parametrize("inputs", [ragged(), ragged((0, 3, 9), 20)])
 @pytest.mark.parametrize("policy", ["strict", "svip"])
 def test_a_draft_stops_guessing_at_the_end_of_its_table(inputs, policy):
     """The texts outgrow it, or began beyond it; the target goes on alone."""
@@ -129,20 +123,14 @@ def test_tables_are_found_where_transformers_has_them():
     assert facts_of(transformers.RobertaForCausalLM(roberta)).table_end == 22
 
 
-# -- where the weights are -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.full(every=3)
 @pytest.mark.filterwarnings(
     "ignore:You are calling .generate.. with the `input_ids`:UserWarning"
 )  # Transformers before 5.20
-@pytest.mark.parametrize("which", ["target", "draft", "both"])
-def test_models_whose_weights_are_offloaded(which):
+def test_models_whose_weights_are_offloaded():
     models = {"target": llama(), "draft": near(llama())}
-    for name in models:
-        if which in (name, "both"):
-            accelerate.cpu_offload(models[name], torch.device("cpu"))
-            assert models[name].get_input_embeddings().weight.device.type == "meta"
+    for model in models.values():
+        accelerate.cpu_offload(model, torch.device("cpu"))
+        assert model.get_input_embeddings().weight.device.type == "meta"
     assert torch.equal(ours(**models, inputs=ragged()), stock(llama(), ragged()))
 
 
@@ -180,12 +168,9 @@ def test_memory_that_ran_out_in_a_trial_says_nothing_of_the_model():
     assert torch.equal(ours(target, near(llama()), ragged()), stock(target, ragged()))
 
 
-# -- heads -----------------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.full(every=4)
+@pytest.mark.full(every=2)
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy:UserWarning")
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.float8_e4m3fn])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
 @pytest.mark.parametrize("kind", [{"kind": "linear"}, {"kind": "mlp", "width": 8}], ids=["linear", "mlp"])
 def test_a_head_of_another_dtype_says_what_its_weights_say(kind, dtype):
     cls = hla.LinearHead if kind["kind"] == "linear" else hla.MLPHead

@@ -15,7 +15,7 @@ from hf_lossy_assist.models.probe import why_not_rows
 
 RAGGED = (9, 1, 4, 14)
 NEVER = {"eos_token_id": tiny.NEVER_EMITTED, "use_cache": True}
-COUNTING = ["bart", "marian", "trocr", "roformer", "gpt_neo", "inkling_text"]  # places by the cache's length
+COUNTING = ["bart", "roformer", "gpt_neo", "inkling_text"]  # places by the cache's length
 ALIBI = ["bloom", "mpt", "falcon+alibi"]
 SEEDS = {"mpt": 1}  # whose texts vary and decide by more than rounding
 
@@ -43,7 +43,6 @@ def constant(gamma):
 
 
 @pytest.mark.full
-@pytest.mark.nightly(every=3)
 @pytest.mark.parametrize("name", ALIBI)
 def test_ragged_batches_write_the_text_of_generate(name):
     model, inputs, whole = model_of(name), tiny.prompts(RAGGED), reference(name, tiny.NEVER_EMITTED)
@@ -53,8 +52,7 @@ def test_ragged_batches_write_the_text_of_generate(name):
     ended = reference(name, end)
     assert len({int((row != tiny.PAD).sum()) for row in ended[:, max(RAGGED) :]}) > 1, "no row ends before the others"
     rates = []
-    most = range(1, 13) if name == "bloom" else (1, 4, 9, 12)
-    for kind, gammas in (("often", most), ("rarely", (6,)), ("never", (2, 5))):
+    for kind, gammas in (("often", (1, 4, 9, 12)), ("rarely", (6,)), ("never", (2, 5))):
         for gamma in gammas:
             eos, wanted = ((tiny.NEVER_EMITTED, whole), (end, ended))[gamma % 2]
             given = NEVER | {"eos_token_id": eos}
@@ -64,25 +62,9 @@ def test_ragged_batches_write_the_text_of_generate(name):
     assert 0.1 < rates[1] < 1.0 and rates[-1] == 0.0
 
 
-@pytest.mark.parametrize("name", COUNTING)
-def test_places_by_the_length_of_the_cache_have_no_rows(name):
-    for dtype in (torch.float32, torch.bfloat16):
-        assert why_not_rows(tiny_models.tiny_model(name, "causal", "eager").to(dtype)) is not None
-
-
-@pytest.mark.parametrize("name", ["bloom"])
-def test_texts_that_come_one_after_another(name):
-    """No padding is counted there: each is the text of its prompt alone."""
-    model, prompts = model_of(name), tiny.prompts(RAGGED)
-    texts = [ids[mask.bool()] for ids, mask in zip(*prompts.values(), strict=True)]
-    alone = [tiny.greedy(model, {"input_ids": text[None]}, max_new_tokens=12, **NEVER)[0] for text in texts]
-    settings = {"max_new_tokens": 12, "do_sample": False, "num_assistant_tokens": 3} | NEVER
-    hla.enable(model)
-    draft, given = draft_of(name, "often"), [text.tolist() for text in texts]
-    outs = list(hla.generate_many(model, given, assistant_model=draft, lossy_policy="strict", **settings))
-    assert len(outs) == 4
-    for out in outs:
-        assert out.token_ids == alone[out.index][len(given[out.index]) :].tolist()
+def test_places_by_the_length_of_the_cache_have_no_rows():
+    for name in COUNTING:
+        assert why_not_rows(tiny_models.tiny_model(name, "causal", "eager")) is not None
 
 
 def masked(*rows):
@@ -106,11 +88,10 @@ def test_holes(name):
         assert torch.equal(tiny.assisted(model, inputs, draft, constant(4), **NEVER).sequences, wanted)
 
 
-@pytest.mark.full(every=4)
-@pytest.mark.parametrize("name, field", [("mpt", "max_seq_len")])
-def test_a_text_may_fill_the_table_and_not_outgrow_it(name, field):
+@pytest.mark.full
+def test_a_text_may_fill_the_table_and_not_outgrow_it():
     """Padding of a block's short rows reaches beyond it."""
-    model = model_of(name, **{field: 14 + 20})
+    model = model_of("mpt", max_seq_len=14 + 20)
     inputs, draft = tiny.prompts((14, 14, 3)), tiny.draft_of(model, "rarely")
     wanted = tiny.greedy(model, inputs, max_new_tokens=21, **NEVER)
     for gamma in (1, 7, 12):
@@ -120,10 +101,10 @@ def test_a_text_may_fill_the_table_and_not_outgrow_it(name, field):
         tiny.assisted(model, inputs, draft, max_new_tokens=22, **NEVER)
 
 
-@pytest.mark.full(every=4)
-@pytest.mark.parametrize("name", ["bloom"])
-def test_calls_in_threads_beside_transformers_calls_of_the_model(name):
+@pytest.mark.full
+def test_calls_in_threads_beside_transformers_calls_of_the_model():
     """Each ragged batch has its text; what a forward patches is another thread's function, too."""
+    name = "bloom"
     model, draft, inputs = model_of(name), draft_of(name, "often"), tiny.prompts(RAGGED)
     hla.enable(model)  # so that no thread has to
     ways = [{}, {"assistant_model": draft, "lossy_policy": "strict", "num_assistant_tokens": 3}]

@@ -1,13 +1,15 @@
-"""Quantised and adapted models: a model's linear layers may be of any class, on target, draft or both; the text is the same model's own."""
+"""Quantised and packed models: a model's linear layers may be of any class, on target, draft or both; the text is the same model's own."""
 
 import copy
+import gc
 
 import pytest
 import torch
 from support import small, tiny
-from support.tiny import lora, peft_warns
+from transformers import CompileConfig
 
 import hf_lossy_assist as hla
+from hf_lossy_assist.models import packed_linears
 from hf_lossy_assist.models.probe import why_not_rows
 
 
@@ -59,12 +61,9 @@ def check(target, draft, gammas=(1, 4, 12), policy="strict", lowest=0.0):
     return whole
 
 
-@pytest.mark.full(every=6)
-@pytest.mark.nightly(every=2)
-@pytest.mark.parametrize("which", ["target", "draft", "both", "with the head"])
-@pytest.mark.parametrize("name", ["llama", "gemma3"])
-def test_linear_layers_of_another_class(name, which):
-    model = tiny.shared(name)
+@pytest.mark.parametrize("which", ["target", "draft", "with the head"])
+def test_linear_layers_of_another_class(which):
+    model = tiny.shared("llama")
     four = packed(model, head=which == "with the head")
     assert not any(isinstance(part, torch.nn.Linear) for part in four.model.modules())
     assert why_not_rows(four) is None
@@ -88,12 +87,9 @@ def test_other_forwards_of_a_quantised_target():
     assert sampled.shape == (4, 14 + 8)
 
 
-@pytest.mark.parametrize("which", ["target", "draft", "both"])
-@pytest.mark.parametrize(
-    "kind", ["Int8WeightOnlyConfig", "Int8DynamicActivationInt8WeightConfig", "IntxWeightOnlyConfig"]
-)
-def test_torchao(kind, which):
-    """Weights of eight bits, activations too (each token's by itself), and weights of four bits."""
+@pytest.mark.parametrize("kind", ["Int8DynamicActivationInt8WeightConfig", "IntxWeightOnlyConfig"])
+def test_torchao(kind):
+    """Weights and activations of eight bits (each token's by itself), and weights of four bits."""
     quantization = pytest.importorskip("torchao.quantization")
     made = getattr(quantization, kind, None)
     if made is None:
@@ -102,45 +98,8 @@ def test_torchao(kind, which):
     model = tiny.build("llama").float()
     quantised = copy.deepcopy(model)
     quantization.quantize_(quantised.model, config)
-    target, draft = {"target": (quantised, model), "draft": (model, quantised)}.get(which, (quantised, quantised))
-    check(target, draft, gammas=(1, 4), lowest=0.1)
-
-
-# -- adapters -----------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.nightly
-@peft_warns
-@pytest.mark.parametrize("which", ["target", "draft", "both"])
-def test_lora_for_every_length_of_a_draft(which):
-    base = tiny.build("llama")
-    target = lora(tiny.build("llama"), 0).double() if which != "draft" else base
-    draft = lora(tiny.noisy(base, 0.05), 0).double() if which != "target" else tiny.noisy(base, 0.05)
-    text = check(target, draft, gammas=range(1, 13))
-    assert which == "draft" or not torch.equal(text, tiny.greedy(base, tiny.prompts(RAGGED), **NEVER))
-
-
-@pytest.mark.full
-@peft_warns
-def test_adapters_that_are_switched_between_calls():
-    """Each call is written by the adapter that is on, also on the draft; merged into the weights it writes the same."""
-    peft = pytest.importorskip("peft")
-    model = lora(tiny.build("llama"), 0)
-    torch.manual_seed(3)
-    model.add_adapter(
-        "second", peft.LoraConfig(r=4, lora_alpha=32, target_modules=["q_proj"], init_lora_weights=False)
-    )
-    model.double()
-    texts = []
-    for name in ("default", "second", "default"):
-        model.set_adapter(name)
-        texts.append(check(model, copy.deepcopy(model), gammas=(4, 5), lowest=1.0))
-    assert torch.equal(texts[0], texts[2]) and not torch.equal(texts[0], texts[1])
-    merged = model.merge_and_unload()
-    assert torch.equal(check(merged, tiny.shared("llama"), gammas=(4,)), texts[0])
-
-
-# -- attention ----------------------------------------------------------------------------------------------------------------
+    check(quantised, model, gammas=(1, 4), lowest=0.1)
+    check(model, quantised, gammas=(4,), lowest=0.1)
 
 
 @pytest.mark.parametrize("attention", ["flash_attention_2", "flex_attention"])
@@ -151,3 +110,100 @@ def test_attention_without_masks_of_rows_is_sdpa_in_our_forwards(attention):
         each.config._attn_implementation = attention
     assert torch.equal(hla.enable(model).generate(**given, assistant_model=draft, lossy_policy="strict"), expected)
     assert model.config._attn_implementation == attention and why_not_rows(model) is None
+
+
+def linear(bias: bool = True) -> torch.nn.Linear:
+    torch.manual_seed(0)
+    return torch.nn.Linear(48, 80, bias=bias)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_floats_are_the_product_itself(dtype):
+    layer, x = linear().to(getattr(torch, dtype)), torch.randn(2, 5, 48).to(getattr(torch, dtype))
+    wanted, model = layer(x).detach(), small.llama().to(getattr(torch, dtype))
+    try:
+        torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach())
+    except RuntimeError:  # bfloat16 on a CPU without AVX-512
+        with pytest.raises(RuntimeError):
+            hla.prepack(model)
+        return
+    torch.testing.assert_close(packed_linears.PackedLinear(layer)(x), wanted)
+
+
+def test_every_linear_layer_is_packed_and_its_weight_given_up():
+    target = small.llama().float()
+    before = sum(p.numel() for p in target.parameters())
+    assert hla.prepack(target) is target
+    kinds = [type(part) for part in target.modules()]
+    assert torch.nn.Linear not in kinds and kinds.count(packed_linears.PackedLinear) > 7
+    assert sum(p.numel() for p in target.parameters()) < before
+
+
+@pytest.mark.full
+@pytest.mark.nightly(every=2)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_packed_pair_writes_what_it_wrote_eagerly_and_compiled(compiled):
+    inputs, settings = small.one(), {"do_sample": False, "max_new_tokens": 12}
+    alone = small.llama().float().generate(**inputs, **settings)
+    target, draft = hla.prepack(small.llama().float()), hla.prepack(small.near(small.llama().float()))
+    how = {"compile_config": CompileConfig(backend="eager"), "num_assistant_tokens": 2} if compiled else {}
+    assert torch.equal(type(target).generate(target, **inputs, **settings), alone)
+    out = hla.enable(target).generate(
+        **inputs, **settings, **how, assistant_model=draft, lossy_policy="strict", return_dict_in_generate=True
+    )
+    assert torch.equal(out.sequences, alone)
+    assert bool(out.speculation.num_compiled_rounds) is compiled, out.speculation.eager_because
+
+
+@pytest.mark.full
+def test_copies_share_the_weights_and_the_last_one_takes_them_along():
+    layer = packed_linears.PackedLinear(linear())
+    number = layer.weights.number
+    twin, x = copy.deepcopy(layer), torch.randn(3, 48)
+    wanted = layer(x)
+    del layer
+    gc.collect()
+    assert torch.equal(twin(x), wanted)
+    del twin
+    gc.collect()
+    assert number not in packed_linears._products
+
+
+def test_what_cannot_be_done_says_so_in_one_line(tmp_path):
+    target = small.llama().float()
+    hla.prepack(target)
+    assert target.to("cpu").float() is target
+    for move in (lambda: target.to("meta"), target.half):
+        with pytest.raises(ValueError, match=r"^a packed model stays on the CPU in float32: [^\n]*$"):
+            move()
+    with pytest.raises(ValueError, match=r"^a packed model has no weights to save[^\n]*$"):
+        target.save_pretrained(tmp_path)
+    target = hla.prepack(small.llama().float())
+    with pytest.raises(ValueError, match=r"^a packed model takes no other weights[^\n]*$"):
+        target.load_state_dict(small.llama().state_dict(), strict=False)
+
+
+def test_a_layer_in_two_places_is_packed_once():
+    target = small.llama().float()
+    target.model.layers[0].mlp.up_proj = target.model.layers[0].mlp.gate_proj
+    hla.prepack(target)
+    assert target.model.layers[0].mlp.up_proj is target.model.layers[0].mlp.gate_proj
+
+
+def test_layers_that_do_more_than_their_product_stay():
+    target, seen = small.llama().float(), []
+    parts = [part for part in target.modules() if type(part) is torch.nn.Linear][:4]
+    hooked, patched, wide, plain = parts
+    hooked.register_forward_hook(lambda *_: seen.append(1))
+    patched.forward = torch.nn.Linear.forward.__get__(patched)
+    wide.double()
+    hla.prepack(target)
+    left = [part for part in target.modules() if type(part) is torch.nn.Linear]
+    assert {id(part) for part in left} == {id(hooked), id(patched), id(wide)} and plain not in left
+
+
+def test_a_packed_model_cannot_be_trained():
+    target = hla.prepack(small.llama().float())
+    loss = target(torch.tensor([[5, 6, 7]]), labels=torch.tensor([[5, 6, 7]])).loss
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        loss.backward()

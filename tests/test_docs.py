@@ -23,7 +23,7 @@ EXAMPLES = {
     "grpo.py": ["--steps", "2", "--compare"],
 }
 ELSEWHERE = {"train_demo_models.py", "lighteval_task.py"}  # by test_demo.py and test_harness.py
-TOOLS = {"fuzz.py": ["--cases", "20"], "first_mistakes.py": [], "wrong_uses.py": [], "wrong_policies.py": []}
+TOOLS = {"fuzz.py": ["--cases", "20"]}
 # Of several processes: by support/two_processes.py, and these, which call torchrun themselves.
 SHELL = {
     "mine.sh": "{out} {out}.head --limit 24 --max-new-tokens 80",

@@ -136,18 +136,16 @@ def test_warpers_that_leave_several_tokens(models):
     assert torch.allclose(*first, atol=1e-4) and 0 < first[0].isneginf().float().mean() < 1
 
 
-@pytest.mark.nightly(every=3)
-@pytest.mark.full(every=12)
-@pytest.mark.parametrize("name", TEXTS)
-def test_an_honoured_setting_changes_the_text_as_in_transformers(models, name):
-    settings = TEXTS[name]
-    without = (
-        {key: value for key, value in settings.items() if key != name} if name not in ("inputs", "kwargs") else {}
-    )
-    expected = stock(models, **settings)
-    assert same(ours(models, **settings), expected)
-    if name not in ("bos_token_id", "max_length"):  # without them there is no prompt, and a warning
-        assert not same(stock(models, **without), expected), "a setting that changes nothing proves nothing"
+@pytest.mark.parametrize(
+    "first", [0, pytest.param(1, marks=pytest.mark.full), pytest.param(2, marks=pytest.mark.full)]
+)
+def test_an_honoured_setting_changes_the_text_as_in_transformers(models, first):
+    for name, settings in list(TEXTS.items())[first::3]:
+        expected = stock(models, **settings)
+        assert same(ours(models, **settings), expected), name
+        if name not in ("bos_token_id", "max_length"):  # without them there is no prompt, and a warning
+            others = {} if name in ("inputs", "kwargs") else {key: settings[key] for key in settings if key != name}
+            assert not same(stock(models, **others), expected), f"{name}: what changes nothing proves nothing"
 
 
 def test_settings_of_encoder_decoders():
@@ -227,8 +225,9 @@ def test_other_ways_to_draft(models):
         rounds(models, assistant_model=None, prompt_lookup_num_tokens=4, assistant_early_exit=1)
 
 
-@pytest.mark.full(every=2)
-@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2", "lfm2"])
+@pytest.mark.parametrize(
+    "name", ["llama", *(pytest.param(name, marks=pytest.mark.full) for name in ("gemma3", "lfm2"))]
+)
 def test_prompts_are_read_in_pieces(name, monkeypatch):
     """`prefill_chunk_size`, of the target and of its draft."""
     widths, feed = [], RowModel.feed
@@ -259,18 +258,18 @@ def test_compiled_rounds(models):
     assert same(out.sequences, expected) and out.speculation.num_compiled_rounds == 0
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3", "lfm2"])
-def test_without_a_cache_the_text_is_the_same_and_the_output_holds_none(name):
+def test_without_a_cache_the_text_is_the_same_and_the_output_holds_none():
     """`use_cache` at the call and in a config."""
-    target, draft = hla.enable(tiny.build(name)), tiny.build(name, seed=1)
     settings = {"input_ids": torch.arange(4, 12)[None], "max_new_tokens": 6, "return_dict_in_generate": True}
-    expected = GenerationMixin.generate(target, **settings, use_cache=True).sequences
-    given = settings | {"assistant_model": draft, "lossy_policy": "strict"}
-    outs = [target.generate(**given, use_cache=False)]
-    target.generation_config.use_cache = False
-    outs += [target.generate(**given)]
-    assert all(torch.equal(out.sequences, expected) and cache_of(out) is None for out in outs)
-    assert outs[0].speculation.num_draft_tokens > 0
+    for name in ("llama", "gemma3", "lfm2"):
+        target, draft = hla.enable(tiny.build(name)), tiny.build(name, seed=1)
+        expected = GenerationMixin.generate(target, **settings, use_cache=True).sequences
+        given = settings | {"assistant_model": draft, "lossy_policy": "strict"}
+        outs = [target.generate(**given, use_cache=False)]
+        target.generation_config.use_cache = False
+        outs += [target.generate(**given)]
+        assert all(torch.equal(out.sequences, expected) and cache_of(out) is None for out in outs), name
+        assert outs[0].speculation.num_draft_tokens > 0
 
 
 def test_a_process_alone_is_in_step(models):
@@ -332,35 +331,28 @@ VALUES = {
 
 
 @pytest.mark.parametrize("where", ["at the call", "in the model's config", "Runner"])
-@pytest.mark.parametrize("name", sorted(REFUSED))
-def test_a_refused_name_is_named_in_one_line(models, name, where):
+def test_a_refused_name_is_named_in_one_line(models, where):
     of_call = set(inspect.signature(GenerationMixin.generate).parameters)
-    if where != "at the call" and name in of_call:
-        return  # no setting of a config
+    names = REFUSED if where == "at the call" else REFUSED.keys() - of_call  # which are no settings of a config
     target, draft = hla.enable(llama()), models[1]
-    settings = {
-        "max_new_tokens": 4,
-        "return_dict_in_generate": True,
-        "assistant_model": draft,
-        "lossy_policy": "strict",
-    }
-    if where == "in the model's config":
-        setattr(target.generation_config, name, VALUES[name])
-    else:
-        settings[name] = VALUES[name]
-    if where == "Runner":
-        del settings["assistant_model"], settings["lossy_policy"]
-        settings["custom_generate"] = hla.Runner("strict", draft)
-    error = ValueError if name in installed() or where != "at the call" else TypeError  # Whisper's, which Llama lacks
-    with pytest.raises(error, match="^[^\n]*" + name.replace("_", "[_ ]") + "[^\n]*$"):
-        target.generate(**PROMPT, **settings)
+    given = {"max_new_tokens": 4, "return_dict_in_generate": True}
+    given |= {"custom_generate": hla.Runner("strict", draft)} if where == "Runner" else {}
+    given |= {"assistant_model": draft, "lossy_policy": "strict"} if where != "Runner" else {}
+    for name in names:
+        settings = given | {name: VALUES[name]} if where != "in the model's config" else given
+        if where == "in the model's config":
+            target.generation_config = GenerationConfig(pad_token_id=PAD)
+            setattr(target.generation_config, name, VALUES[name])
+        # Of Whisper's, which Llama lacks:
+        error = ValueError if name in installed() or where != "at the call" else TypeError
+        with pytest.raises(error, match="^[^\n]*" + name.replace("_", "[_ ]") + "[^\n]*$"):
+            target.generate(**PROMPT, **settings)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("penalty_alpha", 0.0), ("num_beam_groups", 1), ("diversity_penalty", 0.0)]
-)
-def test_a_mode_that_is_off_is_accepted(models, name, value):
-    assert same(ours(models, **{name: value}), stock(models))
+def test_a_mode_that_is_off_is_accepted(models):
+    expected = stock(models)
+    for name, value in (("penalty_alpha", 0.0), ("num_beam_groups", 1), ("diversity_penalty", 0.0)):
+        assert same(ours(models, **{name: value}), expected), name
 
 
 def test_a_setting_of_a_newer_transformers_is_refused(models, monkeypatch):
@@ -386,8 +378,8 @@ IDLE = {
 }
 
 
-@pytest.mark.full(every=2)
 @pytest.mark.filterwarnings("ignore:Passing ContinuousBatchingConfig:FutureWarning")
-@pytest.mark.parametrize("name", sorted(IGNORED))
-def test_a_setting_without_effect_has_none(models, name):
-    assert same(ours(models, **{name: IDLE[name]}), stock(models))
+def test_a_setting_without_effect_has_none(models):
+    expected = stock(models)
+    for name in IGNORED:
+        assert same(ours(models, **{name: IDLE[name]}), expected), name

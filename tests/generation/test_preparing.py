@@ -3,7 +3,6 @@ what a caller's own code raises, and what says that memory is out, stays as it i
 
 import pytest
 import torch
-from refused import fault
 from support import small
 from support.refusals import refused
 from transformers import GenerationConfig, LogitsProcessorList
@@ -39,17 +38,15 @@ WRONG = {
 
 
 @pytest.mark.parametrize("by_config", [False, True])
-@pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_setting_is_one_line(target, name, by_config):
-    settings = {name: WRONG[name]}
-    if by_config and hasattr(GenerationConfig(), name):
-        config = GenerationConfig()
-        setattr(config, name, WRONG[name])
-        settings = {"generation_config": config}
-    with pytest.raises((TypeError, ValueError)) as error:
-        call(target, **settings)
-    assert fault(error.value) is None, str(error.value)
-    assert len(str(error.value)) <= 400 and str(error.value).isprintable()
+def test_a_wrong_setting_is_one_line(target, by_config):
+    for name, value in WRONG.items():
+        settings = {name: value}
+        if by_config and hasattr(GenerationConfig(), name):
+            settings = {"generation_config": GenerationConfig()}
+            setattr(settings["generation_config"], name, value)
+        with pytest.raises((TypeError, ValueError)) as error:
+            call(target, **settings)
+        assert len(str(error.value)) <= 400 and str(error.value).isprintable(), name
 
 
 def test_texts_to_stop_at_that_cannot_be_looked_for(target):
@@ -67,9 +64,7 @@ def test_a_setting_that_cannot_be_copied(target):
         nested = [nested]
     config = GenerationConfig()
     config.cache_config = nested
-    with pytest.raises(ValueError, match="generate cannot run with these arguments: RecursionError") as error:
-        call(target, generation_config=config)
-    assert fault(error.value) is None
+    refused(lambda: call(target, generation_config=config), "generate cannot run with these arguments: RecursionError")
 
 
 def test_what_a_callers_processor_raises_stays(target):
@@ -80,25 +75,18 @@ def test_what_a_callers_processor_raises_stays(target):
         call(target, logits_processor=LogitsProcessorList([processor]))
 
 
-@pytest.mark.parametrize("kind", [torch.OutOfMemoryError, UserWarning, OSError, KeyboardInterrupt])
-def test_errors_that_are_no_refusals_stay(kind):
-    with pytest.raises(kind), one_line_errors(begun=lambda: False):
-        raise kind("x")
+def test_errors_that_are_no_refusals_stay():
+    for kind in (torch.OutOfMemoryError, UserWarning, OSError, KeyboardInterrupt):
+        with pytest.raises(kind), one_line_errors(begun=lambda: False):
+            raise kind("x")
 
 
-ONES = torch.ones(1, 9, dtype=torch.long)
-
-
-@pytest.mark.parametrize(
-    "mask", [ONES * 2, ONES - 2 * (torch.arange(9) == 3), ONES * float("nan")], ids=["2", "-1", "NaN"]
-)
-def test_a_wrong_mask_is_one_line(target, mask):
-    with pytest.raises(ValueError, match="_mask: expected") as error:
-        call(target, attention_mask=mask)
-    assert fault(error.value) is None, str(error.value)
+def test_a_wrong_mask_is_one_line(target):
+    ones = torch.ones(1, 9, dtype=torch.long)
+    for mask in (ones * 2, ones - 2 * (torch.arange(9) == 3), ones * float("nan")):
+        refused(lambda mask=mask: call(target, attention_mask=mask), "^attention_mask: expected 1 for a token")
 
 
 def test_a_wrong_token_of_an_encoder_decoder_is_one_line():
-    with pytest.raises((TypeError, ValueError), match="decoder_input_ids") as error:
-        call(enable(small.t5()), decoder_input_ids=torch.tensor([[0, 2**40]]))
-    assert fault(error.value) is None, str(error.value)
+    begin = torch.tensor([[0, 2**40]])
+    refused(lambda: call(enable(small.t5()), decoder_input_ids=begin), "^decoder_input_ids: token 1099511627776 is")

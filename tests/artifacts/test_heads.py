@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import hashlib
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -71,26 +72,6 @@ def test_mlp_by_hand():
     torch.testing.assert_close(head.logit(features.bfloat16()), expected)
 
 
-def test_a_folded_standardisation_is_the_pipeline():
-    """w·(x − μ)/s + b = (w/s)·x + (b − Σ wμ/s): the head then gives scikit-learn's own probabilities."""
-    linear_model = pytest.importorskip("sklearn.linear_model")
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
-
-    torch.manual_seed(0)
-    x = torch.randn(400, 32) * torch.linspace(0.1, 20, 32) + torch.linspace(-5, 5, 32)
-    y = (x[:, 3] / x[:, 3].std() + x[:, 20] / x[:, 20].std() + torch.randn(400) > 0).numpy()
-    pipeline = make_pipeline(StandardScaler(), linear_model.LogisticRegression()).fit(x.numpy(), y)
-    scaler, logistic = pipeline[0], pipeline[1]
-    head = linear()
-    weight = torch.from_numpy(logistic.coef_[0] / scaler.scale_)
-    with torch.no_grad():
-        head.linear.weight.copy_(weight)
-        head.linear.bias.copy_(torch.from_numpy(logistic.intercept_) - weight @ torch.from_numpy(scaler.mean_))
-    expected = torch.from_numpy(pipeline.predict_proba(x.double().numpy())[:, 1])
-    torch.testing.assert_close(head(x).double(), expected, atol=1e-6, rtol=0)
-
-
 # -- there and back -------------------------------------------------------------------------------------------------------
 
 
@@ -144,30 +125,43 @@ def test_the_class_must_fit(tmp_path):
     refused(lambda: LinearHead.from_pretrained(tmp_path / "head"), "holds a MLPHead, not a LinearHead")
 
 
-@pytest.mark.parametrize(
-    "make", [lambda: LinearHead(HeadConfig(8, kind="mlp", width=3)), lambda: MLPHead(HeadConfig(8))], ids=["linear", "mlp"]
-)  # fmt: skip
-def test_a_config_of_the_other_kind_is_refused(make):
+def test_a_config_of_the_other_kind_is_refused():
     """Saved, such a head could not be loaded again."""
-    refused(make, "kind|width")
+    refused(lambda: LinearHead(HeadConfig(8, kind="mlp", width=3)), "the config is of kind 'mlp'")
+    refused(lambda: MLPHead(HeadConfig(8)), "the config is of kind 'linear'")
 
 
-@pytest.mark.parametrize(
-    ("settings", "error", "words"),
-    [
-        ({"hidden_size": 8.0}, TypeError, "'hidden_size' expected int"),
-        ({"width": "8"}, TypeError, "'width'"),
-    ],
-)
-def test_bad_configs_are_refused(settings, error, words):
-    refused(lambda: HeadConfig(**{"hidden_size": 8} | settings), words, error)
+def test_a_threshold_in_percent_is_refused():
+    """By the config, the stop and the policy, for a head's output is a share; 1 is the neutral value."""
+    for make in (
+        lambda: HeadConfig(4, threshold=70),
+        lambda: hla.sprinter(LinearHead(HeadConfig(4)), threshold=70),
+        lambda: hla.specdec(LinearHead(HeadConfig(4, features=FeatureSpec(position="token"))), threshold=70),
+    ):
+        refused(make, r"(HeadConfig|HeadStop|SpecDecPP)\.threshold: expected a number from 0 to 1, got 70")
+    head = LinearHead(HeadConfig(4))
+    head.linear.bias.data.fill_(99.0)  # whose sigmoid rounds to 1
+    stops = [HeadStop(head, t).should_stop(None, None, torch.zeros(2, 4)).tolist() for t in (0.99, 1)]
+    assert stops == [[False, False], [True, True]]
+
+
+def test_configs_of_older_versions_are_read():
+    """Threshold and λ stood among the figures; what is written has them as fields."""
+    config = HeadConfig(4, threshold=0.25, lam=1.2, training={"seed": 3}, metrics={"auroc": 0.9})
+    old = config.to_dict()
+    del old["threshold"], old["lam"]
+    old |= {"training": {"seed": 3, "lambda": 1.2}, "metrics": {"auroc": 0.9, "threshold": 0.25}}
+    assert HeadConfig.from_dict(old) == config == HeadConfig.from_dict(config.to_dict())
+    assert old["training"]["lambda"] == 1.2, "what was given is not changed"
+    assert (hla.demo.head("autojudge").config.threshold, hla.demo.head().config.lam) == (0.1965, 1.2)
 
 
 # -- all or nothing -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("there", [True, False], ids=["over another", "new"])
-@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+@pytest.mark.parametrize(
+    ("there", "error"), [(True, OSError), (False, KeyboardInterrupt)], ids=["over another", "new"]
+)
 def test_an_error_while_saving_leaves_what_was(there, error, tmp_path, monkeypatch):
     """The card is written last, after the weights."""
     goal = tmp_path / "head"
@@ -216,20 +210,17 @@ def identities(**changes: Any) -> Head:
     return linear(HeadConfig(32, **made))
 
 
-@pytest.mark.parametrize("which", ["target", "draft"])
-@pytest.mark.parametrize(
-    ("fact", "there", "here"),
-    [("hidden_size", 64, 32), ("vocab_size", 101, 97), ("num_layers", 5, 2), ("model_type", "qwen2", "llama")],
-)
-def test_other_models_are_refused(which, fact, there, here):
-    head = identities(**{which: {fact: there}})
-    message = refused(lambda: head.check(target(), draft()), f"{fact} {there!r} there, {here!r} here")
-    assert message.count(which) >= 2 and "hf-lossy fit" in message
+def test_other_models_are_refused():
+    facts = (("hidden_size", 64, 32), ("vocab_size", 101, 97), ("num_layers", 5, 2), ("model_type", "qwen2", "llama"))
+    for which, (fact, there, here) in itertools.product(("target", "draft"), facts):
+        head = identities(**{which: {fact: there}})
+        message = refused(lambda: head.check(target(), draft()), f"{fact} {there!r} there, {here!r} here")  # noqa: B023
+        assert message.count(which) >= 2 and "hf-lossy fit" in message
     # … by generate too, before any forward of either model.
     ran = []
     handles = [m.register_forward_pre_hook(lambda *_: ran.append(1)) for m in (target(), draft())]
     for policy in (hla.Sprinter(head), HeadStop(head), head):
-        assert refused(lambda p=policy: assisted(target(), prompts((9, 4)), draft(), p), fact) == message
+        assert refused(lambda p=policy: assisted(target(), prompts((9, 4)), draft(), p), "model_type") == message
     for handle in handles:
         handle.remove()
     assert not ran
@@ -374,19 +365,7 @@ def test_what_a_folder_holds(saved, tmp_path):
     (tmp_path / "repo" / "custom_generate").mkdir(parents=True)
     (tmp_path / "repo" / "custom_generate" / "generate.py").touch()
     assert detect_kind(tmp_path / "repo") == "custom_generate"
-    (tmp_path / "empty").mkdir()
-    refused(lambda: detect_kind(tmp_path / "empty"), "is no folder of a head")
     for folder in (saved, tmp_path / "policy" / "stop_head"):  # damaged ones are found out
         rewrite(folder, b"no weights")
     refused(lambda: detect_kind(saved), "SHA-256 differs")
     refused(lambda: detect_kind(tmp_path / "policy"), "SHA-256 differs")
-
-
-@pytest.mark.parametrize("dtype", ["complex64", "int8", "float8_e4m3fn"])
-def test_weights_of_another_dtype_are_refused(tmp_path, dtype):
-    head = LinearHead(HeadConfig(4)).eval()
-    head.save_pretrained(tmp_path)
-    kind = getattr(torch, dtype)
-    data = safetensors.torch.save({name: tensor.to(kind) for name, tensor in head.tensors().items()})
-    rewrite(tmp_path, data, and_digest=True)
-    refused(lambda: Head.from_pretrained(tmp_path), "weights that are NaN, infinite or not of torch.float32")

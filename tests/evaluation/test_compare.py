@@ -33,11 +33,14 @@ def read(folder):
 
 @pytest.mark.nightly
 def test_the_demo_alone(hf_lossy, tmp_path, monkeypatch):
-    """Every arm of the default, the compiled target among them; lossless arms write the target's text."""
+    """Every arm of the default and its compiled form; lossless arms write the target's text."""
     monkeypatch.setattr(arms, "CompileConfig", functools.partial(CompileConfig, backend="eager"))
-    done = hf_lossy(*SHORT, "--out", tmp_path / "found")
+    torch._dynamo.reset()
+    done = hf_lossy(*SHORT, "--compile", "--out", tmp_path / "found")
     assert done.code == 0 and "…" not in done.out, done
-    names = ["target", "target compiled", "assisted", "assisted γ=5", "strict", "svip", "svip+fallback"]
+    rivals = ["assisted γ=5", "assisted γ=5 compiled"] if arms.STATIC_DRAFTS else ["assisted γ=5"]
+    policies = [f"{name}{form}" for name in ("strict", "svip", "svip+fallback") for form in ("", " compiled")]
+    names = ["target", "target compiled", "assisted", *rivals, *policies]
     lines, rows, record = read(tmp_path / "found")
     assert [row["arm"] for row in rows] == names and list(record["arms"]) == names
     assert all(row["equal"] == "2" and row["judged"] == "2" for row in rows)
@@ -115,31 +118,21 @@ def test_prompts_of_a_file_have_no_right_answers(hf_lossy, tmp_path):
     assert list(found["advice"]) == ["1"]
 
 
-@pytest.mark.nightly
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy")
-def test_a_heads_right_answers_beside_strict(hf_lossy):
-    """On the demo's models a method's bare name takes the demo's head; its thresholds are arms of one run."""
-    folder = hla.demo.FOLDER / "autojudge_head"
-    names = ["strict", "autojudge", f"autojudge:head={folder},threshold=0.5"]
-    short = ("--limit", 2, "--max-new-tokens", 64, "--no-static", "--json")
+def test_heads_beside_strict(hf_lossy, tmp_path):
+    """On the demo's models a method's bare name takes the demo's head. A folder of any name is written as JSON: not every name can stand in the short form."""
+    folder = shutil.copytree(hla.demo.FOLDER / "autojudge_head", tmp_path / "a+b,c=d {e")
+    names = ["strict", "autojudge", json.dumps(hla.AutoJudge(hla.Head.from_pretrained(folder), 0.25).to_dict())]
+    short = ("--limit", 1, "--max-new-tokens", 64, "--no-static", "--json")
     found = hf_lossy("compare", "--policies", ",".join(names), *short).json["figures"]
     assert [row["arm"] for row in found][-3:] == names
     strict, judged = found[-3], found[-2]
     assert strict["lossless"] and not judged["lossless"]
-    assert (strict["right"], strict["judged"]) == (2, 2) and judged["judged"] == 2 and judged["p"] is not None
-
-
-@pytest.mark.full
-def test_a_head_of_custom_models_is_named(hf_lossy, tmp_path):
-    pair = (
-        "--model",
-        hla.demo.FOLDER / "target",
-        "--assistant",
-        hla.demo.FOLDER / "draft",
-        "--prompts",
-        prompts_file(tmp_path, 1),
-    )
-    assert "the method autojudge takes head" in hf_lossy("compare", *pair, "--policies", "autojudge").line
+    assert (strict["right"], strict["judged"]) == (1, 1) and judged["judged"] == 1 and judged["p"] is not None
+    pair = ("--model", hla.demo.FOLDER / "target", "--assistant", hla.demo.FOLDER / "draft")
+    line = hf_lossy("compare", *pair, "--prompts", prompts_file(tmp_path, 1), "--policies", "autojudge").line
+    assert "the method autojudge takes head" in line
 
 
 @pytest.mark.full
@@ -167,28 +160,6 @@ def test_several_drafts_beside_the_same_target(hf_lossy, tmp_path):
 
 
 @pytest.mark.full
-@pytest.mark.filterwarnings("ignore:.*this policy is lossy")
-def test_a_heads_folder_of_any_name(hf_lossy, tmp_path):
-    """Not every folder's name can stand in the short form of a policy; JSON takes it."""
-    head = shutil.copytree(hla.demo.FOLDER / "autojudge_head", tmp_path / "a+b,c=d {e")
-    spec = json.dumps(hla.AutoJudge(hla.Head.from_pretrained(head), 0.25).to_dict())
-    found = hf_lossy("compare", "--policies", spec, "--limit", 1, "--max-new-tokens", 2, "--no-static", "--json").json
-    assert found["figures"][-1]["arm"] == spec
-
-
-@pytest.mark.nightly
-def test_rivals_in_their_best_form(hf_lossy, monkeypatch):
-    monkeypatch.setattr(arms, "CompileConfig", functools.partial(CompileConfig, backend="eager"))
-    torch._dynamo.reset()
-    settings = ("--limit", 2, "--max-new-tokens", 24, "--policies", "strict", "--gamma", 3)
-    done = hf_lossy("compare", *settings, "--compile", "--json")
-    figures = {(row["arm"], row["batch_size"]): row for row in done.json["figures"]}
-    rivals = ["assisted γ=3", "assisted γ=3 compiled"] if arms.STATIC_DRAFTS else ["assisted γ=3"]
-    names = ["target", "target compiled", "assisted", *rivals, "strict", "strict compiled"]
-    assert [name for name, _ in figures] == names and not done.json["left_out"]
-    assert all(row["equal"] == row["prompts"] for row in figures.values())
-
-
 def test_an_arm_that_cannot_be_compiled_is_left_out(hf_lossy, monkeypatch):
     def broken(graph, inputs):
         raise RuntimeError("no way\nno how")
@@ -212,9 +183,9 @@ def test_a_run_that_goes_on_leaves_out_what_was_left_out_before(tmp_path):
     assert len(found.answers) == 2
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_what_is_wrong_is_one_line_before_a_model_is_loaded(hf_lossy, monkeypatch):
+    monkeypatch.setattr("hf_lossy_assist.artifacts.loading.load_model", None)
+    for arguments, message in (
         (("--policies", "svip,,strict"), "expected names of policies with commas between them"),
         (("--policies", "svop"), "unknown policy 'svop'"),
         (("--batch-size", "1,x"), "--batch-size: expected a number, or several with commas between them, got '1,x'"),
@@ -230,11 +201,8 @@ def test_a_run_that_goes_on_leaves_out_what_was_left_out_before(tmp_path):
         (("--temperature", "0.5"), "--do-sample"),
         (("--assistant", "x", "--assistant", "suffix"), "expected both"),
         (("--assistant", "exit:two"), "--assistant exit:two: expected exit:N with a number of layers"),
-    ],
-)
-def test_what_is_wrong_is_one_line_before_a_model_is_loaded(hf_lossy, monkeypatch, arguments, message):
-    monkeypatch.setattr("hf_lossy_assist.artifacts.loading.load_model", None)
-    assert message in hf_lossy(*SHORT, *arguments).line
+    ):
+        assert message in hf_lossy(*SHORT, *arguments).line, arguments
 
 
 def test_a_policy_is_not_mixed_up_with_an_arm(hf_lossy, tmp_path, monkeypatch):
@@ -250,8 +218,7 @@ def few_shot(end, by_pattern):
     return task
 
 
-@pytest.mark.full(every=2)
-@pytest.mark.parametrize("by_pattern", [False, True])
+@pytest.mark.parametrize("by_pattern", [pytest.param(False, marks=pytest.mark.full), True])
 def test_a_task_ends_the_texts_of_all_arms_alike(by_pattern):
     """Few-shot prompts: behind its answer a model would go on with a question of its own."""
     target, words = small.llama(eos_token_id=2), small.tokenizer()
@@ -273,8 +240,7 @@ def test_a_task_ends_the_texts_of_all_arms_alike(by_pattern):
     )
 
 
-@pytest.mark.full(every=2)
-@pytest.mark.parametrize("by_pattern", [False, True])
+@pytest.mark.parametrize("by_pattern", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_no_arm_writes_on_behind_its_end_for_long(by_pattern):
     """Text behind the end counts in an arm's seconds, and not in its tokens."""
     target, words = small.llama(eos_token_id=2), small.tokenizer()

@@ -81,27 +81,24 @@ def advised(svip, arms=("target", "svip"), prompts=4, copies=2):
     )
 
 
-@pytest.mark.parametrize(
-    ("svip", "fallback", "says"),
-    [
+def test_fallback_that_stands_beside_the_target_does_not_hide_what_drafting_does():
+    """Whatever it is called."""
+    for svip, fallback, says in (
         (9.0, 3.1, "do not draft here: svip, the fastest that always drafts, is 0.33 × (0.18 to 0.62) the target"),
         (9.0, 2.9, "do not draft here: svip, the fastest that always drafts, is 0.33 × (0.18 to 0.62) the target"),
         (3.3, 3.1, "no clear gain: svip+fallback, the fastest, is 0.97 × (0.52 to 1.79) the target: 400 batches might not tell them apart, so do not draft"),
         (1.0, 0.9, "use svip+fallback: 3.33 ×"),
-    ],
-)  # fmt: skip
-def test_fallback_that_stands_beside_the_target_does_not_hide_what_drafting_does(svip, fallback, says):
+    ):  # fmt: skip
+        assert beside_fallback(svip, fallback).startswith(says), (svip, fallback)
+    for name in ("svip+fallback compiled", "svip+fallback:wait=2", '{"stop": {"name": "fallback"}}'):
+        says = "do not draft here: svip, the fastest that always drafts, is 0.33 ×"
+        assert beside_fallback(9.0, 3.1, name).startswith(says), name
+
+
+def beside_fallback(svip, fallback, name="svip+fallback"):
     answers = [answer for answer in a_run(svip, copies=2) if answer.arm in ("target", "svip")]
-    answers += [replace(answer, arm="svip+fallback") for answer in a_run(fallback, copies=2) if answer.arm == "svip"]
-    assert recommend(compute_metrics(answers, [*ARMS, replace(ARMS[2], name="svip+fallback")]), 1).startswith(says)
-
-
-@pytest.mark.parametrize("name", ["svip+fallback compiled", "svip+fallback:wait=2", '{"stop": {"name": "fallback"}}'])
-def test_fallback_is_known_by_any_of_its_names(name):
-    answers = [answer for answer in a_run(9.0, copies=2) if answer.arm in ("target", "svip")]
-    answers += [replace(answer, arm=name) for answer in a_run(3.1, copies=2) if answer.arm == "svip"]
-    advice = recommend(compute_metrics(answers, [*ARMS, replace(ARMS[2], name=name)]), 1)
-    assert advice.startswith("do not draft here: svip, the fastest that always drafts, is 0.33 ×")
+    answers += [replace(answer, arm=name) for answer in a_run(fallback, copies=2) if answer.arm == "svip"]
+    return recommend(compute_metrics(answers, [*ARMS, replace(ARMS[2], name=name)]), 1)
 
 
 def test_a_slow_form_of_drafting_says_nothing_of_the_fastest_one():

@@ -13,6 +13,7 @@ import torch
 import typer
 from support import small
 from support.enumeration import off
+from support.refusals import refused
 from transformers import LlamaConfig
 
 import hf_lossy_assist as hla
@@ -74,38 +75,37 @@ def test_every_headline_table_has_a_file():
     assert {path.stem for path in TABLES} == HEADLINES
 
 
-@pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
-def test_a_table_parses_and_names_what_there_is(of, path):
-    table = of["paper_tables"].read_table(path)
-    assert table.checks and any(check.cannot is None for check in table.checks)
-    for run in table.runs.values():
-        heads = dict.fromkeys(run.get("heads", {}), "folder")
-        specs = [spec.format(demo="folder", **heads) for spec in run.get("policies", {}).values()]
-        assert names_in(spec for spec in specs if spec not in BUILT) <= KNOWN
-    assert table.published["hardware"] and table.published["settings"] and table.published["commands"]
+def test_tables_parse_and_name_what_there_is(of):
+    for path in TABLES:
+        table = of["paper_tables"].read_table(path)
+        assert table.checks and any(check.cannot is None for check in table.checks), path
+        for run in table.runs.values():
+            heads = dict.fromkeys(run.get("heads", {}), "folder")
+            specs = [spec.format(demo="folder", **heads) for spec in run.get("policies", {}).values()]
+            assert names_in(spec for spec in specs if spec not in BUILT) <= KNOWN, path
+        assert table.published["hardware"] and table.published["settings"] and table.published["commands"], path
 
 
-@pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
-def test_published_commands_are_ones_that_the_program_takes(of, path):
+def test_published_commands_are_ones_that_the_program_takes(of):
     group = typer.main.get_command(app)
-    for text in of["paper_tables"].read_table(path).published["commands"]:
+    for text in (text for path in TABLES for text in of["paper_tables"].read_table(path).published["commands"]):
         program, name, *words = shlex.split(text)
         command = group.commands[name]
         if hasattr(command, "commands"):
             command, words = command.commands[words[0]], words[1:]
         context = command.make_context(name, words)  # parses, and runs nothing
-        assert program == "hf-lossy"
-        assert context.params.get("task") in (None, *NAMES)
+        assert program == "hf-lossy" and context.params.get("task") in (None, *NAMES), text
         if name == "compare":
-            assert names_in(split_policies(context.params["policies"])) <= KNOWN
+            assert names_in(split_policies(context.params["policies"])) <= KNOWN, text
 
 
 CHECK = {"says": "a", "figure": "speed", "arm": "svip", "beside": "target", "above": 1.0}
 
 
-@pytest.mark.parametrize(
-    "change, expected",
-    [
+def test_a_file_that_is_no_table_is_refused_with_its_name(of, tmp_path):
+    path = tmp_path / "bad.json"
+    given = json.loads((FOLDER / "tables" / "svip-figure-5.json").read_text())
+    for change, expected in (
         ({"figure": "charm"}, "expected a figure of speed"),
         ({"figure": None}, "expected a figure, or why there is none"),
         ({"cannot": "no"}, "expected a figure, or why there is none"),
@@ -117,25 +117,18 @@ CHECK = {"says": "a", "figure": "speed", "arm": "svip", "beside": "target", "abo
         ({"figure": "auroc"}, "auroc is no figure of a run of kind compare"),
         ({"size": 0.9}, "the published size 0.9 is not beyond the rule's bound 1"),
         ({"colour": 1}, "colour"),
-    ],
-)
-def test_a_file_that_is_no_table_is_refused_with_its_name(of, tmp_path, change, expected):
-    path = tmp_path / "bad.json"
-    given = json.loads((FOLDER / "tables" / "svip-figure-5.json").read_text())
-    path.write_text(json.dumps(given | {"checks": [CHECK | change]}))
-    with pytest.raises(ValueError, match=f"bad.json.*{expected}"):
-        of["paper_tables"].read_table(path)
+    ):
+        path.write_text(json.dumps(given | {"checks": [CHECK | change]}))
+        refused(lambda: of["paper_tables"].read_table(path), f"bad.json.*{expected}")
     path.write_text(json.dumps({"claim": "a"}))
-    with pytest.raises(ValueError, match="bad.json: expected an object with paper, where, claim"):
-        of["paper_tables"].read_table(path)
+    refused(lambda: of["paper_tables"].read_table(path), "bad.json: expected an object with paper, where, claim")
 
 
 # The rules
 
 
-@pytest.mark.parametrize(
-    "rule, figure, verdict, why",
-    [
+def test_a_rule_looks_at_the_whole_interval(of):
+    for rule, figure, verdict, why in (
         ({"above": 1.0}, (1.2, 1.1, 1.3), "direction only", ""),
         ({"above": 1.0, "size": 1.1}, (1.2, 1.1, 1.3), "confirmed in size", ""),
         ({"above": 1.0, "size": 1.15}, (1.2, 1.1, 1.3), "direction only", ""),
@@ -148,12 +141,10 @@ def test_a_file_that_is_no_table_is_refused_with_its_name(of, tmp_path, change, 
         ({"at_most": 0.03, "size": 0.03}, (0.0, None, 0.02), "confirmed in size", ""),
         ({"at_most": 0.03}, (0.02, None, 0.05), "not confirmed", "includes 0.03"),
         ({"at_most": 0.03}, (0.04, None, 0.07), "not confirmed", "above 0.03"),
-    ],
-)
-def test_a_rule_looks_at_the_whole_interval(of, rule, figure, verdict, why):
-    check = of["paper_tables"].Check(**{**CHECK, "above": None, **rule})
-    found = of["claims"]._verdict(check, Estimate(*figure))
-    assert found[0] == verdict and found[1].startswith(why)
+    ):
+        check = of["paper_tables"].Check(**{**CHECK, "above": None, **rule})
+        found = of["claims"]._verdict(check, Estimate(*figure))
+        assert found[0] == verdict and found[1].startswith(why), (rule, figure)
 
 
 def test_what_cannot_be_tested_says_why(of):
@@ -303,7 +294,7 @@ def test_the_command_knows_the_baselines(of, hf_lossy):
     assert "in Python: hla.TopK" in hf_lossy("policies", "top_k").out
 
 
-@pytest.mark.parametrize("budget", [1e-3, 0.1, 1.0])
+@pytest.mark.parametrize("budget", [1e-3, 1.0])
 def test_mentored_decoding_spends_its_budget_and_rejects_least(of, budget):
     """π is a distribution with KL(p‖π) = D, or less where all of q that p allows passes; its form makes it the one that rejects least."""
     torch.manual_seed(0)
@@ -457,7 +448,7 @@ def test_wrong_arguments_are_one_line(driver):
         driver("--only", "svip-figure-5", "--long-model", "M")
 
 
-@pytest.mark.parametrize("config", [{}, {"num_key_value_heads": 4}, {"tie_word_embeddings": True}], ids=str)
+@pytest.mark.parametrize("config", [{}, {"num_key_value_heads": 4, "tie_word_embeddings": True}], ids=str)
 def test_flops_by_hand(of, config):
     sizes = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 56, "num_hidden_layers": 3}
     made = LlamaConfig(**sizes | {"num_attention_heads": 4, "num_key_value_heads": 2} | config)

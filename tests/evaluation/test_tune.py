@@ -137,12 +137,11 @@ def test_what_the_target_alone_outruns_is_not_advised(search):
     assert found.best is None and found.results == []
 
 
-@pytest.mark.parametrize("speed", [0.9, 1.1])
-def test_the_policy_that_is_advised_is_the_one_that_is_written(search, speed):
-    lossless = types.SimpleNamespace(arm="svip", of_target=Estimate(speed, None, None))
-    found = types.SimpleNamespace(best=None, lossless=lossless)
+def test_the_policy_that_is_advised_is_the_one_that_is_written():
     space = types.SimpleNamespace(policies={"svip": hla.svip()})
-    assert _choose_policy(found, space, None) == (hla.svip() if speed > 1 else None)
+    for speed, policy in ((0.9, None), (1.1, hla.svip())):
+        lossless = types.SimpleNamespace(arm="svip", of_target=Estimate(speed, None, None))
+        assert _choose_policy(types.SimpleNamespace(best=None, lossless=lossless), space, None) == policy
 
 
 def test_a_gain_within_the_noise_is_none(search):
@@ -209,9 +208,9 @@ def test_the_command_is_resumed_to_the_same_answers(hf_lossy, tmp_path, monkeypa
     assert all(texts[0][key] == texts[1][key] for key in shared) and len(shared) >= 2 * 3 + 4 * 2
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_what_is_wrong_is_one_line_before_a_model_is_loaded(hf_lossy, monkeypatch):
+    monkeypatch.setattr("hf_lossy_assist.artifacts.loading.load_model", None)
+    for arguments, message in (
         (("--policies", "top_k:k=3"), "no lossless policy is among these"),
         (("--first", "6"), "--first"),
         (("--batch-size", "6"), "6 problems are too few for batches of 6"),
@@ -221,11 +220,8 @@ def test_the_command_is_resumed_to_the_same_answers(hf_lossy, tmp_path, monkeypa
         (("--confidence", "1.5"), "--confidence"),
         (("--task", "nothing"), "unknown task 'nothing'"),
         (("--resume",), "pass its --out"),
-    ],
-)
-def test_what_is_wrong_is_one_line_before_a_model_is_loaded(hf_lossy, monkeypatch, arguments, message):
-    monkeypatch.setattr("hf_lossy_assist.artifacts.loading.load_model", None)
-    assert message in hf_lossy(*SHORT[:3], *arguments).line
+    ):
+        assert message in hf_lossy(*SHORT[:3], *arguments).line, arguments
 
 
 @pytest.mark.filterwarnings("always:.*are repetitions")

@@ -122,7 +122,7 @@ def saved(tmp_path_factory):
     return folder(tmp_path_factory.mktemp("saved"))
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_json_round_trip(saved, data):
     policy = data.draw(policies(saved))
@@ -130,6 +130,7 @@ def test_json_round_trip(saved, data):
     back = LossyPolicy.from_dict(json.loads(text))
     assert json.dumps(back.to_dict()) == text and back.rule == policy.rule and back.stop == policy.stop
     assert back.lossless == policy.lossless and back.filter == policy.filter and back == policy
+    assert hla.as_policy(text) == policy and hla.as_policy(str(policy)) == policy
 
 
 @pytest.mark.nightly

@@ -61,9 +61,8 @@ def test_generate_takes_it():
     refused(lambda: target.generate(**inputs, **settings, lossy_policy="strict", heads=head), "heads", TypeError)
 
 
-@pytest.mark.parametrize(
-    ("given", "beside", "line"),
-    [
+def test_what_stands_beside_another_name_is_refused():
+    for given, beside, line in (
         (
             "autojudge",
             {},
@@ -78,10 +77,8 @@ def test_generate_takes_it():
         ),
         ("typical", {"head": "org/name"}, 'head=… is for lossy_policy="sprinter" or .*not for lossy_policy=.typical'),
         ({"stop": "svip"}, {"companion": "org/name"}, 'companion=… is for lossy_policy="sv"'),
-    ],
-)
-def test_what_stands_beside_another_name_is_refused(given, beside, line):
-    refused(lambda: as_policy(given, **beside), line)
+    ):
+        refused(lambda: as_policy(given, **beside), line)  # noqa: B023
 
 
 def test_a_head_is_of_its_method():

@@ -53,31 +53,20 @@ def neutral(entry):
 LOSSY = [
     e for kind in ("rule", "method") for e in registry.list_entries(kind) if e.neutral is not None and e.name != "sv"
 ]
-LOSSLESS = [e for e in registry.list_entries("rule") if e.guarantee == "lossless"]
-
-
-@pytest.mark.full(every=12)
-@pytest.mark.nightly(every=3)
-@pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")
-@pytest.mark.parametrize("entry", LOSSY, ids=lambda e: f"{e.kind} {e.name}")
-def test_the_neutral_setting_is_strict_acceptance(entry):
-    policy = neutral(entry)
-    strict = hla.LossyPolicy(stop=policy.stop)
-    for mode in policy.rule.modes:
-        at_neutral, other = speculated(policy, mode == "sampling"), speculated(strict, mode == "sampling")
-        counts, expected = at_neutral.speculation, other.speculation
-        assert torch.equal(at_neutral.sequences, other.sequences) and counts.num_lossy_accepts == 0
-        assert counts.rows == expected.rows and 0 < expected.draft_acceptance_rate < 1
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("entry", LOSSLESS, ids=lambda e: e.name)
-def test_a_lossless_rule_writes_what_the_target_writes(entry):
-    """Greedily, where there is one text; `rules/test_lossless_registry.py` counts the distributions under sampling."""
-    model, inputs = tiny.shared("llama"), tiny.prompts((9, 1, 4))
-    more = {"eos_token_id": tiny.NEVER_EMITTED}
-    out = tiny.assisted(model, inputs, tiny.draft_of(model, "often"), hla.LossyPolicy(entry.make()), **more)
-    assert torch.equal(out.sequences, tiny.greedy(model, inputs, max_new_tokens=out.sequences.shape[1] - 9, **more))
+@pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")
+def test_the_neutral_setting_is_strict_acceptance():
+    """Of rules and methods; `rules/test_rule_matrix.py` compares rules on single tokens."""
+    for entry in LOSSY:
+        policy = neutral(entry)
+        strict = hla.LossyPolicy(stop=policy.stop)
+        for mode in policy.rule.modes:
+            at_neutral, other = (speculated(each, mode == "sampling") for each in (policy, strict))
+            counts, expected = at_neutral.speculation, other.speculation
+            assert torch.equal(at_neutral.sequences, other.sequences) and counts.num_lossy_accepts == 0, entry.name
+            assert counts.rows == expected.rows and 0 < expected.draft_acceptance_rate < 1, entry.name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,18 +110,16 @@ def test_a_taken_name_is_refused(half):
     assert register_rule("half", Half, neutral={"share": 1.2}) is Half  # as a notebook's cell does that runs again
 
 
-@pytest.mark.parametrize(
-    ("given", "line"),
-    [
+def test_an_entry_that_contradicts_itself_is_refused():
+    for given, line in (
         ({"name": "Half"}, "expected a name of a-z"),
         ({"name": "a" * 100_000}, "expected a name of a-z"),
         ({"neutral": None}, "a lossy rule needs a neutral setting"),
         ({"cls": Sometimes}, "its lossless is a property: say by condition="),
-    ],
-)
-def test_an_entry_that_contradicts_itself_is_refused(given, line):
-    refused(lambda: register_rule(**({"name": "half", "cls": Half, "neutral": {"share": 1.1}} | given)), line)
-    assert "half" not in RULES
+    ):
+        settings = {"name": "half", "cls": Half, "neutral": {"share": 1.1}} | given
+        refused(lambda: register_rule(**settings), line)  # noqa: B023
+        assert "half" not in RULES
 
 
 def test_a_class_registers_by_its_keywords():
@@ -177,25 +164,20 @@ class Counting(hla.Pointwise):
     seen: int = dataclasses.field(default=0, init=False)
 
 
-@pytest.mark.parametrize(
-    ("cls", "line"),
-    [
+def test_a_class_that_json_could_not_hold_is_refused():
+    """And one of another kind."""
+    for cls, line in (
         (OwnInit, "OwnInit is no frozen dataclass.*@dataclass"),
         (OwnInitDecorated, "takes threshold, and its fields are t: "),
         (Counting, "takes t, and its fields are t, seen: "),
         (int, "expected a subclass of AcceptanceRule, got <class 'int'>"),
         (hla.Constant, "expected a subclass of AcceptanceRule, got"),
         (lambda: None, "expected a subclass of AcceptanceRule, got <function"),
-    ],
-)
-def test_a_class_that_json_could_not_hold_is_refused(cls, line):
-    refused(lambda: register_rule("x", cls, neutral={}), line, TypeError)
-    assert "x" not in RULES
-
-
-@pytest.mark.parametrize("register", [register_stop, registry.register_filter, registry.register_drafter])
-def test_every_kind_has_its_base(register):
-    refused(lambda: register("x", Half, neutral={}), "expected a subclass of .*, got .*Half", TypeError)
+    ):
+        refused(lambda: register_rule("x", cls, neutral={}), line, TypeError)  # noqa: B023
+        assert "x" not in RULES
+    for register in (register_stop, registry.register_filter, registry.register_drafter):
+        refused(lambda: register("x", Half, neutral={}), "expected a subclass of .*, got .*Half", TypeError)  # noqa: B023
 
 
 def test_a_drafter_is_made_of_its_fields():

@@ -1,8 +1,6 @@
 """Heads and policies to a Hub and back, with the real client: bit by bit, pinned, private, gated, offline, and refused."""
 
-import json
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 from support.hub_server import card_problems
+from support.refusals import refused
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import Head, HeadConfig, LinearHead, LossyPolicy, Profile, Sprinter, demo
@@ -97,19 +96,9 @@ def test_a_revision_is_pinned_by_either_spelling(hub, tmp_path):
             load(f"{REPO}@v1", revision="main")
         with pytest.raises(RevisionNotFoundError):
             load(f"{REPO}@v9")
-
-
-@pytest.mark.full
-def test_a_push_may_go_to_a_branch(hub, tmp_path):
-    first, second = linear(0), linear(1)
-    for name, head in (("1", first), ("2", second)):
-        head.save_pretrained(tmp_path / name)
-    push(tmp_path / "1", REPO)
-    push(tmp_path / "2", REPO, revision="next")
-    assert Head.from_pretrained(REPO).digest == first.digest
-    assert Head.from_pretrained(f"{REPO}@next").digest == second.digest
-    push(tmp_path / "1", REPO, revision="next")
-    assert Head.from_pretrained(REPO, revision="next", force_download=True).digest == first.digest
+    push(tmp_path / "1", REPO, revision="next")  # a branch
+    assert Head.from_pretrained(f"{REPO}@next").digest == first.digest
+    assert Head.from_pretrained(REPO, force_download=True).digest == second.digest
 
 
 @pytest.mark.full
@@ -133,18 +122,6 @@ def test_a_heads_push_is_the_same(hub):
     assert Head.from_pretrained(REPO).digest == head.digest
     assert card_problems(hub.files(REPO)["README.md"].decode()) == ([], [])
     assert LinearHead.from_pretrained(REPO).config == head.config
-
-
-@pytest.mark.full
-def test_hidden_files_stay_here_and_xet_is_not_used(hub, folder, tmp_path):
-    (folder / ".env").write_text("SECRET=1")
-    (folder / ".cache").mkdir()
-    (folder / ".cache" / "x.json").write_text("{}")
-    push(folder, REPO)
-    pull(REPO, tmp_path / "copy")
-    assert set(hub.files(REPO)) == {*contents(SHIPPED), ".gitattributes"}
-    assert not [line for line in hub.requests if "xet" in line.lower()]
-    assert "hf_xet" not in sys.modules
 
 
 # -- policies ---------------------------------------------------------------------------------------------------------
@@ -184,75 +161,28 @@ def test_a_repository_of_a_head_alone_is_sprinter(hub):
     assert LossyPolicy.from_dict(policy.to_dict()) == policy
 
 
-@pytest.mark.full
-def test_a_policy_may_name_a_head_elsewhere(hub, tmp_path):
-    """The head's repository is asked with the token that the policy's was asked with."""
-    linear().save_pretrained(tmp_path / "head")
-    push(tmp_path / "head", REPO, private=True)
-    create_repo("org/policy", private=True)
-    spec = {"rule": "all_but_last", "stop": {"name": "head", "head": REPO}}
-    upload_file(repo_id="org/policy", path_or_fileobj=json.dumps(spec).encode(), path_in_repo="policy.json")
-    assert LossyPolicy.from_pretrained("org/policy").stop.head.digest == linear().digest
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("HF_TOKEN")
-        assert LossyPolicy.from_pretrained("org/policy", token=hub.token).stop.head.digest == linear().digest
-
-
 # -- refused before anything is sent ------------------------------------------------------------------------------------
 
 
-def spoil(folder: Path, how: str) -> None:
-    weights, config = folder / "model.safetensors", folder / "config.json"
-    if how.startswith("pickle "):
-        (folder / how.split()[1]).parent.mkdir(exist_ok=True)
-        (folder / how.split()[1]).write_bytes(b"\x80\x04N.")
-    elif how == "no card":
-        (folder / "README.md").unlink()
-    elif how == "truncated":
-        weights.write_bytes(weights.read_bytes()[:-20])
-    elif how == "changed":
-        weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
-    elif how == "no JSON":
-        config.write_text(config.read_text()[:-40])
-    elif how == "other size":
-        config.write_text(config.read_text().replace('"hidden_size": 48', '"hidden_size": 49'))
-    elif how == "no weights":
-        weights.unlink()
+def test_what_should_not_be_shared_is_refused_before_anything_is_sent(hub, tmp_path):
+    def write(name: str, data: bytes):
+        def spoil(folder: Path) -> None:
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_bytes(data)
 
+        return spoil
 
-@pytest.mark.full(every=9)
-@pytest.mark.parametrize(
-    ("how", "says"),
-    [
-        ("pickle pytorch_model.bin", "pytorch_model.bin, a pickle"),
-        ("pickle deep/x.pt", "a pickle"),
-        ("pickle x.pkl", "a pickle"),
-        ("pickle OPTIMIZER.PT", "a pickle"),
-        ("no card", "README.md"),
-        ("truncated", "SHA-256"),
-        ("changed", "SHA-256"),
-        ("no JSON", "not JSON"),
-        ("other size", "size mismatch"),
-        ("no weights", "is no folder of a head"),
-    ],
-)
-def test_what_should_not_be_shared_is_refused_before_anything_is_sent(hub, folder, how, says):
-    spoil(folder, how)
-    with pytest.raises(ValueError, match=says) as error:
-        push(folder, REPO)
-    assert "\n" not in str(error.value) and not hub.requests and not hub.repos
-
-
-def test_a_policy_with_a_broken_head_is_refused(hub, tmp_path):
-    Sprinter(linear()).save_pretrained(tmp_path / "policy")
-    weights = tmp_path / "policy" / "stop_head" / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
-    with pytest.raises(ValueError, match="SHA-256"):
-        push(tmp_path / "policy", "org/policy")
-    (tmp_path / "policy" / "policy.json").write_text('{"stop": "svpi"}')
-    with pytest.raises(ValueError, match="svip"):
-        push(tmp_path / "policy", "org/policy")
-    assert not hub.requests
+    for number, (spoil, says) in enumerate((
+        (write("pytorch_model.bin", b"\x80\x04N."), "pytorch_model.bin, a pickle"), (write("deep/x.pt", b""), "a pickle"),
+        (write("x.pkl", b""), "a pickle"), (write("OPTIMIZER.PT", b""), "a pickle"),
+        (lambda folder: (folder / "README.md").unlink(), "README.md"),
+        (write("model.safetensors", b""), "SHA-256"), (write("config.json", b"{"), "not JSON"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "is no folder of a head"),
+    )):  # fmt: skip
+        folder = Path(shutil.copytree(SHIPPED, tmp_path / str(number)))
+        spoil(folder)
+        refused(lambda: push(folder, REPO), says)  # noqa: B023
+        assert not hub.requests and not hub.repos
 
 
 def test_a_card_that_the_hub_refuses_changes_nothing(hub, folder):
@@ -296,18 +226,14 @@ CARDS = ROOT / "hub_cards"
 FOLDERS = sorted({path.parent.name for path in CARDS.glob("*/README.md")} - {"space"})  # by tests/test_space.py
 
 
-@pytest.mark.parametrize("name", FOLDERS)
-def test_a_copy_of_each_ready_folder_can_be_pushed(name, tmp_path):
-    """The folders hold links, which are never uploaded."""
-    copy = Path(shutil.copytree(CARDS / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__")))
-    kind = detect_kind(copy)
-    assert kind == {"demo-eagle3": "drafter", "demo-profile": "profile"}.get(name, kind)
-    assert set(list_files(copy)[1]) <= {"RESULT.md", "tune.csv"}
-
-
-@pytest.mark.parametrize("name", FOLDERS)
-def test_every_card_would_be_accepted(name):
-    assert card_problems((CARDS / name / "README.md").read_text(encoding="utf-8")) == ([], [])
+def test_a_copy_of_each_ready_folder_can_be_pushed(tmp_path):
+    """The folders hold links, which are never uploaded; every card would be accepted."""
+    for name in FOLDERS:
+        copy = Path(shutil.copytree(CARDS / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__")))
+        kind = detect_kind(copy)
+        assert kind == {"demo-eagle3": "drafter", "demo-profile": "profile"}.get(name, kind)
+        assert set(list_files(copy)[1]) <= {"RESULT.md", "tune.csv"}
+        assert card_problems((copy / "README.md").read_text(encoding="utf-8")) == ([], []), name
 
 
 # -- the errors that the Hub's users know -------------------------------------------------------------------------------
@@ -316,33 +242,29 @@ def test_every_card_would_be_accepted(name):
 LOADERS = (Head.from_pretrained, LossyPolicy.from_pretrained, pull)
 
 
-@pytest.mark.full(every=6)
-@pytest.mark.parametrize("load", LOADERS)
-def test_private_and_gated_and_missing(hub, load):
+def test_private_and_gated_and_missing(hub):
     push(SHIPPED, REPO, private=True)
     push(SHIPPED, "org/gated")
     hub.gate("org/gated")
-    for token in (hub.other_token, False):  # before it is cached: the client falls back on what it has
+    for load in LOADERS:
+        for token in (hub.other_token, False):  # before it is cached: the client falls back on what it has
+            with pytest.raises(RepositoryNotFoundError):
+                load(REPO, token=token)
+            with pytest.raises(GatedRepoError):
+                load("org/gated", token=token)
         with pytest.raises(RepositoryNotFoundError):
-            load(REPO, token=token)
-        with pytest.raises(GatedRepoError):
-            load("org/gated", token=token)
-    assert model_info(REPO).private and load(REPO, token=hub.token) and load("org/gated")
-    with pytest.raises(RepositoryNotFoundError):
-        load("org/nothing")
+            load("org/nothing")
+    assert model_info(REPO).private
+    for load in LOADERS:
+        assert load(REPO, token=hub.token) and load("org/gated")
 
 
-@pytest.mark.full(every=3)
-@pytest.mark.parametrize("load", LOADERS)
-def test_a_repository_of_something_else(hub, load):
+def test_a_repository_of_something_else(hub):
     create_repo("org/else")
     upload_file(repo_id="org/else", path_or_fileobj=b"{}", path_in_repo="config.json")
-    with pytest.raises(ValueError, match="model.safetensors|is no folder of a head") as error:
-        load("org/else")
-    assert "\n" not in str(error.value)
-    with pytest.raises(ValueError) as error:
-        load("no such folder/here/at all")
-    assert "\n" not in str(error.value)
+    for load in LOADERS:
+        refused(lambda load=load: load("org/else"), "model.safetensors|is no folder of a head")
+        refused(lambda load=load: load("no such folder/here/at all"), "neither a folder here nor a repository name")
 
 
 def test_writing_needs_a_token_with_the_right(hub, folder, monkeypatch):
@@ -359,31 +281,27 @@ def test_writing_needs_a_token_with_the_right(hub, folder, monkeypatch):
     assert not hub.repos
 
 
-@pytest.mark.full(every=6)
-@pytest.mark.parametrize("load", LOADERS)
-def test_offline_what_is_cached_loads_and_the_rest_says_so(hub, load, monkeypatch):
+@pytest.mark.full
+def test_offline_what_is_cached_loads_and_the_rest_says_so(hub, monkeypatch):
     push(SHIPPED, REPO)
     push(SHIPPED, "org/other")
-    load(REPO)
-    before = len(hub.requests)
-    assert load(REPO, local_files_only=True)
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert load(REPO)
-    for repo in ("org/other", "org/nothing"):
-        with pytest.raises(LocalEntryNotFoundError):
-            load(repo)
-    assert len(hub.requests) == before
-    with pytest.raises(OfflineModeIsEnabled):
-        push(SHIPPED, REPO)
-
-
-@pytest.mark.full
-def test_offline_a_policy_with_its_head(hub, monkeypatch):
     policy = Sprinter(linear(), 0.6)
     policy.push_to_hub("org/policy")
     assert LossyPolicy.from_pretrained("org/policy") == policy
+    for load in LOADERS:
+        load(REPO)
+    before = len(hub.requests)
+    assert all(load(REPO, local_files_only=True) for load in LOADERS)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert LossyPolicy.from_pretrained("org/policy") == policy
+    for load in LOADERS:
+        assert load(REPO)
+        for repo in ("org/other", "org/nothing"):
+            with pytest.raises(LocalEntryNotFoundError):
+                load(repo)
+    assert len(hub.requests) == before
+    with pytest.raises(OfflineModeIsEnabled):
+        push(SHIPPED, REPO)
 
 
 def test_a_missing_file_is_named(hub):

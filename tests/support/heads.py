@@ -63,17 +63,21 @@ def linear(config: HeadConfig | None = None, seed: int = 0) -> LinearHead:
     return LinearHead(HeadConfig(32) if config is None else config).eval()
 
 
-def edit(folder: Path, **changes: Any) -> None:
-    """Change entries of a saved config.json; None takes one out."""
-    spec = json.loads((folder / "config.json").read_text(encoding="utf-8")) | changes
+def edit(folder: Path, file: str = "config.json", /, **changes: Any) -> None:
+    """Change entries of a saved JSON file; None takes one out."""
+    spec = json.loads((folder / file).read_text(encoding="utf-8")) | changes
     spec = {name: value for name, value in spec.items() if value is not None}
-    (folder / "config.json").write_text(json.dumps(spec), encoding="utf-8")
+    (folder / file).write_text(json.dumps(spec), encoding="utf-8")
 
 
-def rewrite(folder: Path, data: bytes, and_digest: bool = False) -> None:
-    (folder / "model.safetensors").write_bytes(data)
+def rewrite(
+    folder: Path, data: bytes, and_digest: bool = False, facts: str = "config.json", tensors: str = "model.safetensors"
+) -> None:
+    """Write other tensors, and if told so the checksum that belongs to them."""
+    (folder / tensors).write_bytes(data)
     if and_digest:
-        edit(folder, weights_sha256=hashlib.sha256(data).hexdigest())
+        checksum = "tables_sha256" if facts == "profile.json" else "weights_sha256"
+        edit(folder, facts, **{checksum: hashlib.sha256(data).hexdigest()})
 
 
 def save(folder: Path) -> Path:

@@ -23,19 +23,19 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 
-LICENCES = set(
-    """apache-2.0 mit openrail bigscience-openrail-m creativeml-openrail-m bigscience-bloom-rail-1.0 bigcode-openrail-m afl-3.0
-    artistic-2.0 bsl-1.0 bsd bsd-2-clause bsd-3-clause bsd-3-clause-clear cc cc0-1.0 cc-by-3.0 cc-by-4.0 cc-by-sa-3.0 cc-by-sa-4.0
-    cc-by-nc-3.0 cc-by-nc-4.0 cc-by-nd-4.0 cc-by-nc-nd-4.0 cc-by-nc-sa-4.0 wtfpl ecl-2.0 epl-2.0 eupl-1.2 agpl-3.0 gpl gpl-2.0
-    gpl-3.0 lgpl lgpl-2.1 lgpl-3.0 isc mpl-2.0 odc-by odbl ncsa unlicense llama2 llama3 llama3.1 llama3.2 gemma unknown other""".split()
-)
-PIPELINES = set(
-    """text-generation text-classification token-classification question-answering table-question-answering fill-mask translation
-    summarization zero-shot-classification feature-extraction sentence-similarity text-ranking text-to-speech text-to-audio
-    automatic-speech-recognition image-text-to-text image-to-text text-to-image any-to-any reinforcement-learning other""".split()
-)
+LICENCES = {
+    "apache-2.0",
+    "mit",
+    "openrail",
+    "bsd-3-clause",
+    "cc-by-4.0",
+    "gpl-3.0",
+    "llama3.1",
+    "gemma",
+    "unknown",
+    "other",
+}
 REPO_ID = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
-LANGUAGE = re.compile(r"[a-z]{2,3}(-[A-Za-z]+)?|multilingual|code")
 LFS = (".safetensors", ".bin", ".pt", ".pth", ".gz", ".zip", ".npy", ".npz", ".parquet", ".gguf", ".onnx", ".png")
 
 
@@ -63,12 +63,9 @@ def card_problems(content: str) -> tuple[list[str], list[str]]:
             errors.extend(f'"{name}" must be {what}, got {v!r}' for v in values if not known(v))
 
     check("license", LICENCES.__contains__, "a licence id")
-    check("language", LANGUAGE.fullmatch, "an ISO 639 code")
     check("base_model", REPO_ID.fullmatch, "a repository id (org/name)")
     check("tags", len, "a name", one=False)
-    check("datasets", len, "a name", one=False)
     check("library_name", len, "a name", many=False)
-    check("pipeline_tag", PIPELINES.__contains__, "a known task", many=False)
     try:
         if data.get("model-index") is not None:
             model_index_to_eval_results(data["model-index"])
@@ -185,7 +182,6 @@ class HubServer:
             ("GET", "/api/whoami-v2", lambda ask: {"type": "user", "name": ask.user, "orgs": [], "auth": {}}),
             ("POST", "/api/validate-yaml", self._validate),
             ("POST", "/api/repos/create", self._create),
-            ("DELETE", "/api/repos/delete", self._delete),
             ("GET", api, self._info),
             ("GET", f"{api}/revision/{rev}", self._info),
             ("GET", f"{api}/tree/{rev}", self._tree),
@@ -255,10 +251,6 @@ class HubServer:
         repo = self.repos[key] = Repo(key[1], url, private)
         repo.commit("main", {".gitattributes": File("".join(f"*{s} filter=lfs\n" for s in LFS).encode())})
         return {"url": url}
-
-    def _delete(self, ask: Ask) -> Any:
-        if self.repos.pop(self._named(ask), None) is None:
-            raise Refused(404, "Repository not found", "RepoNotFound")
 
     def _info(self, ask: Ask) -> Any:
         block = REGEX_YAML_BLOCK.search(ask.files.get("README.md", File(b"")).data.decode())

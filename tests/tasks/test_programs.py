@@ -123,32 +123,30 @@ def test_what_prevents_an_end_is_killed(task, monkeypatch):
 # -- with a sandbox ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        ("import socket; socket.create_connection(('127.0.0.1', {port}), 2)", "Errno"),
-        ("import posix; raise KeyError(posix.listdir({home!r}))", "Errno"),
-        ("open({home!r} + '/made', 'w')", "Errno"),
-        ("import sys; open(sys.prefix + '/made', 'w')", "Read-only file system"),
-        ("import posix; posix.kill({pid}, 0)", "No such process"),
-    ],
-    ids=["network", "home", "write", "python", "processes"],
-)
 @pytest.mark.parametrize("closed", PLACES, ids=NAMES.get)
-def test_a_sandbox_has_no_network_no_home_and_no_other_process(tmp_path, closed, line, says):
+def test_a_sandbox_has_no_network_no_home_and_no_other_process(tmp_path, closed):
     """And without one they are all there, which is why a warning says so."""
     import socket
 
     (tmp_path / "home").mkdir()
     (tmp_path / "code.jsonl").write_text(json.dumps(ROW))
     task = CodeTask(tmp_path / "code.jsonl", chat=False, allow_code_execution=True, sandbox=closed)
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        given = {"port": listening.getsockname()[1], "home": str(tmp_path / "home"), "pid": os.getpid()}
-        found = outcome(task, line.format(**given), "return a + b")
-    if closed:
-        assert says in found
-    elif "sys.prefix" not in line:
-        assert "No such" not in found and "refused" not in found
+    for line, says in (
+        ("import socket; socket.create_connection(('127.0.0.1', {port}), 2)", "Errno"),
+        ("import posix; raise KeyError(posix.listdir({home!r}))", "Errno"),
+        ("open({home!r} + '/made', 'w')", "Errno"),
+        ("import sys; open(sys.prefix + '/made', 'w')", "Read-only file system"),
+        ("import posix; posix.kill({pid}, 0)", "No such process"),
+    ):
+        if not closed and "sys.prefix" in line:
+            continue
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            given = {"port": listening.getsockname()[1], "home": str(tmp_path / "home"), "pid": os.getpid()}
+            found = outcome(task, line.format(**given), "return a + b")
+        if closed:
+            assert says in found, line
+        else:
+            assert "No such" not in found and "refused" not in found, line
     assert closed is False or not list((tmp_path / "home").iterdir())
 
 
@@ -170,22 +168,6 @@ def test_where_there_is_no_sandbox_the_task_is_refused(tmp_path, monkeypatch):
         why_no_sandbox.cache_clear()
 
 
-@pytest.mark.full
-def test_no_program_inherits_the_environment():
-    import ast
-
-    import hf_lossy_assist
-
-    found = []
-    for file in sorted(Path(hf_lossy_assist.__file__).parent.rglob("*.py")):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and (called := ast.unparse(node.func)).startswith(("subprocess.", "os.")):
-                given = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
-                assert not called.startswith(("os.system", "os.popen", "os.exec", "os.spawn")), file
-                found += [(file.name, given.get("env"))] if called.startswith("subprocess.") else []
-    assert found == [("code.py", "{}")]
-
-
 ALLOWED = {"allow_code_execution": True, "sandbox": why_no_sandbox() is None}
 ADD = {
     "prompt": 'def add(a: int, b: int) -> int:\n    """The sum of a and b."""\n',
@@ -202,10 +184,8 @@ def code(tmp_path):
 FENCED = "Sure, here it is:\n\n```python\n{}\n```\n\nIt adds `a` and `b`."
 
 
-@pytest.mark.full(every=4)
-@pytest.mark.parametrize(
-    "response, answer",
-    [
+def test_what_the_tests_say_is_the_answer(code):
+    for response, answer in (
         (FENCED.format("def add(a, b):\n    return a + b"), "passed"),
         (FENCED.format("    return a + b"), "passed"),
         (FENCED.format("return a + b"), "passed"),
@@ -227,11 +207,9 @@ FENCED = "Sure, here it is:\n\n```python\n{}\n```\n\nIt adds `a` and `b`."
         (FENCED.format(""), None),
         ("I would rather not write a program.", None),
         ("", None),
-    ],
-)
-def test_what_the_tests_say_is_the_answer(code, response, answer):
-    found = code.extract(code.problems()[0], response)
-    assert found is None if answer is None else found is not None and found.startswith(answer)
+    ):
+        found = code.extract(code.problems()[0], response)
+        assert found is None if answer is None else found is not None and found.startswith(answer), response
 
 
 def test_programs_in_many_threads_do_not_mix(code):

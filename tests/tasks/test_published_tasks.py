@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from support.refusals import refused
 from support.task_files import fake_datasets, no_datasets, rows
 
 from hf_lossy_assist.tasks.load import SOURCES, load_task
@@ -31,26 +32,22 @@ def test_a_path_comes_first(tmp_path, monkeypatch):
     assert load_task("math", data=path).path == path and calls == []
 
 
-@pytest.mark.parametrize(
-    "name, row, split, names, prompt",
-    [
+def test_the_hub_comes_last(monkeypatch):
+    """And what is learnt from is the training split."""
+    for name, row, split, names, prompt in (
         ("gsm8k", {"question": "1 + 1?", "answer": "#### 2"}, "test", ("openai/gsm8k", "main"), "1 + 1?"),
         ("gsm8k", {"question": "1 + 1?", "answer": "#### 2"}, "train", ("openai/gsm8k", "main"), "1 + 1?"),
         ("math", {"problem": "Halve 1.", "answer": "0.5"}, "test", ("HuggingFaceH4/MATH-500", None), "Halve"),
-    ],
-)
-def test_the_hub_comes_last(monkeypatch, name, row, split, names, prompt):
-    """And what is learnt from is the training split."""
-    calls = fake_datasets(monkeypatch, [row])
-    [problem] = load_task(name, split="calibration" if split == "train" else "test").problems()
-    assert calls == [(names, {"split": split})] and problem.prompt.startswith(prompt)
+    ):
+        calls = fake_datasets(monkeypatch, [row])
+        [problem] = load_task(name, split="calibration" if split == "train" else "test").problems()
+        assert calls == [(names, {"split": split})] and problem.prompt.startswith(prompt)
 
 
-@pytest.mark.parametrize("name", sorted(SOURCES))
-def test_what_is_missing_is_one_line_with_where_it_was_looked_for(monkeypatch, name):
+def test_what_is_missing_is_one_line_with_where_it_was_looked_for(monkeypatch):
     no_datasets(monkeypatch)
-    with pytest.raises(ValueError, match=rf"\Athe task {name} needs --data: {SOURCES[name][0]} \(test\) was [^\n]*\Z"):
-        load_task(name)
+    for name, (repo, *_) in SOURCES.items():
+        refused(lambda name=name: load_task(name), rf"\Athe task {name} needs --data: {repo} \(test\) was ")
 
 
 def test_a_hub_that_cannot_be_reached_is_one_line(monkeypatch):
@@ -86,19 +83,19 @@ def test_what_is_no_prompt_of_speed_bench_is_refused_by_row(tmp_path):
         read_texts(path)
 
 
-@pytest.mark.parametrize("indent", [None, 2])
-def test_conversations_of_an_array_and_of_lines(tmp_path, indent):
+def test_conversations_of_an_array_and_of_lines(tmp_path):
     talks = [TALK, ALONE, UNASKED]
-    array, lines = tmp_path / "ShareGPT.json", rows(tmp_path / "lines.jsonl", *talks)
-    array.write_text(json.dumps(talks, indent=indent, ensure_ascii=False) + "\n")
-    for path in (array, lines):
+    paths = [tmp_path / "ShareGPT.json", tmp_path / "indented.json", rows(tmp_path / "lines.jsonl", *talks)]
+    for path, indent in zip(paths[:2], (None, 2), strict=True):
+        path.write_text(json.dumps(talks, indent=indent, ensure_ascii=False) + "\n")
+    for path in paths:
         assert read_texts(path) == [PromptText("What is a token?", "A piece of text."), PromptText("Go on.")]
         assert len(read_texts(path, 1)) == 1
 
 
-@pytest.mark.parametrize(
-    "content, expected",
-    [
+def test_what_is_no_conversation_is_refused_by_row(tmp_path):
+    path = tmp_path / "talks.json"
+    for content, expected in (
         (b'[{"conversations": 1}]', "entry 1: expected turns with a text under 'from' and 'value', got 1"),
         (b'[{"conversations": [{"from": "human"}]}]', "entry 1: expected turns with a text under 'from' and 'value'"),
         (b'[{"conversations": []}, 3]', "entry 2: expected a JSON object, got 3"),
@@ -106,11 +103,6 @@ def test_conversations_of_an_array_and_of_lines(tmp_path, indent):
         (b'[{"conversations": [], "conversations": []}]', "talks.json is not JSON: an object has the key"),
         (b'{"conversations": [["human", "a"]]}', "line 1: expected turns"),
         (b'[{"conversations": [{"from": "human", "value": "\xff"}]}]', "talks.json is not JSON: 'utf-8' codec"),
-    ],
-)
-def test_what_is_no_conversation_is_refused_by_row(tmp_path, content, expected):
-    path = tmp_path / "talks.json"
-    path.write_bytes(content)
-    with pytest.raises(ValueError, match=expected) as excinfo:
-        read_texts(path)
-    assert "talks.json" in str(excinfo.value) and "\n" not in str(excinfo.value)
+    ):
+        path.write_bytes(content)
+        assert "talks.json" in refused(lambda: read_texts(path), expected)

@@ -4,6 +4,7 @@ import json
 import time
 
 import pytest
+from support.refusals import refused
 from support.task_files import ANY, in_thread, no_datasets, rows
 
 from hf_lossy_assist.demo import problems as demo_problems
@@ -139,9 +140,8 @@ def test_exact_task(tmp_path):
 # Numbers and formulas
 
 
-@pytest.mark.parametrize(
-    "response, answer",
-    [
+def test_gsm8k_extraction(gsm):
+    for response, answer in (
         ("So 2 + 2 = 4. The final answer is 4.", "4"),
         ("The final answer is 4. I hope that helps; ask 3 more.", "4"),
         ("The final answer is 3. No, wait. THE FINAL  ANSWER is: 4", "4"),
@@ -167,10 +167,8 @@ def test_exact_task(tmp_path):
         ("The final answer is 28. The final answer is 28. The final answer is 2", "28"),
         ("The final answer is 28. No: the final answer is 2.", "2"),
         ("", None),
-    ],
-)
-def test_gsm8k_extraction(gsm, response, answer):
-    assert GSM8K(gsm).extract(ANY, response) == answer
+    ):
+        assert GSM8K(gsm).extract(ANY, response) == answer, response
 
 
 def test_gsm8k_prompts(gsm, tmp_path):
@@ -206,9 +204,8 @@ def test_gsm8k_rows_that_lack_something(tmp_path):
             GSM8K(rows(tmp_path / "bad.jsonl", row)).problems()
 
 
-@pytest.mark.parametrize(
-    "reference, answer, expected",
-    [
+def test_equal_values():
+    for reference, answer, expected in (
         ("1.5", "3/2", True),
         ("3/2", "1,500/1000", True),
         ("1,000", "1000", True),
@@ -230,17 +227,15 @@ def test_gsm8k_rows_that_lack_something(tmp_path):
         ("1/0", "1", False),
         ("9**9", "9", False),
         ("\\frac{", "5", False),
-    ],
-)
-def test_equal_values(reference, answer, expected):
-    assert equal(reference, answer) is expected
+    ):
+        assert equal(reference, answer) is expected, (reference, answer)
 
 
 def test_equivalence_goes_both_ways_and_gold_one(gsm):
     task = GSM8K(gsm)
     assert task.same(ANY, "5", "x=5") and task.same(ANY, "x=5", "5")
     assert not task.same(ANY, "5", "x=6")
-    assert task.slow is False
+    assert not any(task.slow for task in (GSM8K, MathTask))  # which would be compared in several threads
 
 
 @pytest.mark.nightly
@@ -250,11 +245,6 @@ def test_monstrous_answers_end():
     assert equal("9" * 10_000, "9" * 10_000) is True
     assert equal("x+" * 5_000 + "x", "5001x") is False  # too long to be compared but as text
     assert equal("\\sqrt{4}", "2") is True  # and the next comparison works
-
-
-def test_formulas_are_never_left_to_threads():
-    """Mining compares the answers of slow tasks in several threads."""
-    assert not any(task.slow for task in (GSM8K, MathTask))
 
 
 def test_formulas_in_another_thread_are_refused():
@@ -315,9 +305,9 @@ def test_tasks_by_name(gsm, tmp_path):
     assert [load_task(n, data=gsm).name for n in ("gsm8k", "math")] == ["gsm8k", "math"]
 
 
-@pytest.mark.parametrize(
-    "name, settings, kind, expected",
-    [
+def test_wrong_names_and_settings(gsm, monkeypatch):
+    no_datasets(monkeypatch)
+    for name, settings, kind, expected in (
         ("gsm8", {}, ValueError, "unknown task 'gsm8'.*Did you mean 'gsm8k'?"),
         ("gsm8k", {}, ValueError, "the task gsm8k needs --data: openai/gsm8k"),
         ("math", {}, ValueError, "the task math needs --data: HuggingFaceH4"),
@@ -329,14 +319,9 @@ def test_tasks_by_name(gsm, tmp_path):
         ("demo", {"shots": 8}, ValueError, "shots are for the task gsm8k"),
         ("gsm8k", {"data": "none.jsonl"}, FileNotFoundError, "there is no file 'none.jsonl'"),
         ("none.jsonl", {}, FileNotFoundError, "there is no file 'none.jsonl'"),
-    ],
-)
-def test_wrong_names_and_settings(gsm, name, settings, kind, expected, monkeypatch):
-    no_datasets(monkeypatch)
-    settings = {key: str(gsm) if value == "FILE" else value for key, value in settings.items()}
-    with pytest.raises(kind, match=expected) as excinfo:
-        load_task(str(gsm) if name == "FILE" else name, **settings)
-    assert "\n" not in str(excinfo.value)
+    ):
+        given = {key: str(gsm) if value == "FILE" else value for key, value in settings.items()}
+        refused(lambda: load_task(str(gsm) if name == "FILE" else name, **given), expected, kind)  # noqa: B023
 
 
 def test_a_missing_package_is_one_line(gsm, monkeypatch):

@@ -104,6 +104,8 @@ FAULTS = (
     Fault("files atomic", "artifacts/files.py", "temporary = Path(tempfile.mkdtemp(prefix=f\".{path.name}.\", dir=path.parent))", "temporary = path; temporary.mkdir(exist_ok=True)", "artifacts"),
     Fault("files depth", "artifacts/files.py", "except RecursionError:", "except MemoryError:", "artifacts"),
     Fault("files links", "policy/json_form.py", "if path.is_symlink() and (path == subfolder or path.resolve().parent != blobs):", "if False:", "artifacts/test_references.py"),
+    Fault("files weights", "artifacts/head.py", "tensor.dtype in DTYPES and tensor.float().isfinite().all()", "tensor.dtype in DTYPES", "artifacts/test_damages.py"),
+    Fault("files half characters", "artifacts/files.py", "json.dumps(value, ensure_ascii=False).encode()  # no", "json.dumps(value, ensure_ascii=False)  # no", "artifacts/test_damages.py"),
     Fault("files other run", "training/run_folder.py", "self._refuse_other_run(record)", "pass", "training methods cli evaluation"),
     Fault("certificates share", "evaluation/tuning.py", "share, climbing = delta / len(ladders), True", "share, climbing = delta, True", "evaluation/test_bounds.py"),
     Fault("certificates climb", "evaluation/tuning.py", "climbing = climbing and harm <= max_loss", "climbing = harm <= max_loss", "evaluation"),

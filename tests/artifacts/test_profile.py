@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import warnings
 
 import numpy as np
 import pytest
@@ -235,25 +234,11 @@ def test_cells_by_hand():
 
 
 def test_other_models_are_refused():
-    facts = {"model_type": "gpt2", "hidden_size": 7, "num_layers": 7, "vocab_size": 7}
-    for role, fact in itertools.product(("target", "draft", "companion"), facts):
-        made = profile(**{role: dataclasses.replace(getattr(profile(), role), **{fact: facts[fact]})})
-        line = refused(lambda: made.check(target(), draft(), companion()), f"{fact} {facts[fact]!r} there")  # noqa: B023
+    """In each role; `test_heads.py` has the facts that are compared."""
+    for role in ("target", "draft", "companion"):
+        made = profile(**{role: dataclasses.replace(getattr(profile(), role), vocab_size=7)})
+        line = refused(lambda: made.check(target(), draft(), companion()), "vocab_size 7 there")  # noqa: B023
         assert f"the {role}" in line and "hf-lossy profile" in line
-
-
-def test_another_revision_warns():
-    model = tiny.build("llama")
-    for there, here, differs in (("a" * 40, "b" * 40, True), ("a" * 40, None, False), (None, "b" * 40, False)):
-        made = profile(companion=dataclasses.replace(profile().companion, revision=there))
-        model.config._commit_hash = here
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            made.check(target(), draft(), model)
-        lines = [str(warning.message) for warning in caught]
-        assert len(lines) == differs and all(
-            "the profile's companion and" in line and "revision" in line for line in lines
-        )
 
 
 def test_another_id_or_machine_warns():

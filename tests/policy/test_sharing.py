@@ -114,16 +114,6 @@ def test_pushing_again_uploads_nothing(hub, folder):
     assert not [line for line in written(hub)[count:] if line.startswith("PUT")]
 
 
-@pytest.mark.full
-def test_a_heads_push_is_the_same(hub):
-    head = linear()
-    url = head.push_to_hub(REPO)
-    assert "/commit/" in url and head.source is None
-    assert Head.from_pretrained(REPO).digest == head.digest
-    assert card_problems(hub.files(REPO)["README.md"].decode()) == ([], [])
-    assert LinearHead.from_pretrained(REPO).config == head.config
-
-
 # -- policies ---------------------------------------------------------------------------------------------------------
 
 
@@ -195,31 +185,21 @@ def test_a_card_that_the_hub_refuses_changes_nothing(hub, folder):
 # -- what this package has to push ------------------------------------------------------------------------------------
 
 
-def test_the_custom_generate_folder_can_be_pushed(hub, tmp_path):
-    source = ROOT / "hub_cards" / "custom_generate"
-    push(source, "org/custom")
-    held = {name: data for name, data in hub.files("org/custom").items() if name != ".gitattributes"}
-    wanted = {name: data for name, data in contents(source).items() if "__pycache__" not in name}
-    assert held == wanted and "custom_generate/generate.py" in held
-    assert detect_kind(pull("org/custom", tmp_path / "copy")) == "custom_generate"
-
-
 @pytest.mark.full
-def test_the_demo_models_can_be_pushed_with_their_card(hub, tmp_path):
-    folder = Path(shutil.copytree(demo.FOLDER, tmp_path / "models", ignore=shutil.ignore_patterns("sprinter_head")))
-    shutil.copy(ROOT / "hub_cards" / "demo-models" / "README.md", folder)
-    push(folder, "org/demo-models")
-    assert {"target/model.safetensors", "draft/tokenizer.json"} <= set(hub.files("org/demo-models"))
-    assert contents(pull("org/demo-models", tmp_path / "copy") / "draft") == contents(demo.FOLDER / "draft")
-
-
-def test_a_profile_goes_up_and_comes_down(hub, tmp_path):
-    made = Profile.from_pretrained(demo.FOLDER / "sv_profile")
-    made.save_pretrained(tmp_path / "profile")
-    push(tmp_path / "profile", "org/profile")
-    assert {*contents(tmp_path / "profile"), ".gitattributes"} == set(hub.files("org/profile"))
-    assert Profile.from_pretrained("org/profile") == made
-    assert detect_kind(pull("org/profile", tmp_path / "copy")) == "profile"
+def test_other_folders_of_this_package_go_up_and_come_down(hub, tmp_path):
+    models = Path(shutil.copytree(demo.FOLDER, tmp_path / "models", ignore=shutil.ignore_patterns("sprinter_head")))
+    shutil.copy(ROOT / "hub_cards" / "demo-models" / "README.md", models)
+    Profile.from_pretrained(demo.FOLDER / "sv_profile").save_pretrained(tmp_path / "profile")
+    custom = Path(shutil.copytree(ROOT / "hub_cards" / "custom_generate", tmp_path / "custom_generate"))
+    shutil.rmtree(custom / "__pycache__", ignore_errors=True)
+    for folder in (custom, models, tmp_path / "profile"):
+        repo = f"org/{folder.name}"
+        push(folder, repo)
+        back = pull(repo, tmp_path / "back" / folder.name)
+        assert detect_kind(back) == folder.name
+        held = {name: data for name, data in contents(back).items() if name != ".gitattributes"}
+        assert held == {name: data for name, data in contents(folder).items() if "__pycache__" not in name}
+    assert Profile.from_pretrained("org/profile") == Profile.from_pretrained(demo.FOLDER / "sv_profile")
 
 
 CARDS = ROOT / "hub_cards"

@@ -171,12 +171,13 @@ def test_an_arm_that_cannot_be_compiled_is_left_out(hf_lossy, monkeypatch):
 
 
 def test_a_run_that_goes_on_leaves_out_what_was_left_out_before(tmp_path):
-    """Also where it would not fail again: its figures are of all batches, or there are none."""
+    """Nor is it tried again, where it might work: its figures are of all batches, or there are none."""
     models, prompts = hla.demo.load(), [problem.prompt for problem in hla.demo.problems(2)]
     writer = TextWriter(models.target, models.tokenizer, DecodingSettings(max_new_tokens=3))
     works = arms.make_arms(models.target, models.draft, {}, assisted=False)[0]
     fails = replace(works, name="lame", write=None, optional=True)
-    for other, resume, count in ((fails, False, 1), (replace(fails, write=works.write), True, 2)):
+    unwanted = replace(fails, write=lambda **_: pytest.fail("it was left out"))
+    for other, resume, count in ((fails, False, 1), (unwanted, True, 2)):
         with open_run(tmp_path / "found", {}, resume) as run:
             found = compare_arms(writer, [works, other], prompts, list_batches(count, [1]), run)
         assert list(found.left_out) == ["lame"] and [row.arm for row in found.metrics] == ["target"]

@@ -58,7 +58,7 @@ LOSSY = [
 @pytest.mark.full
 @pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")
 def test_the_neutral_setting_is_strict_acceptance():
-    """Of rules and methods; `rules/test_rule_matrix.py` compares rules on single tokens."""
+    """For rules and methods; `rules/test_rule_matrix.py` compares rules on single tokens."""
     for entry in LOSSY:
         policy = neutral(entry)
         strict = hla.LossyPolicy(stop=policy.stop)

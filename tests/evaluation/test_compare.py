@@ -75,7 +75,7 @@ def test_a_target_on_disk_is_measured_like_another(tmp_path):
     assert len(texts) == 4 and texts[1:] == texts[:1] * 3
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy")
 def test_an_interrupted_run_goes_on_to_the_same_texts(hf_lossy, tmp_path, monkeypatch):
     more = ("--no-static", "--policies", "svip,top_k:k=2+svip", "--batch-size", "1,2")
@@ -159,7 +159,7 @@ def test_several_drafts_beside_the_same_target(hf_lossy, tmp_path):
     assert all(arm in page for arm in by_arm)
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_an_arm_that_cannot_be_compiled_is_left_out(hf_lossy, monkeypatch):
     def broken(graph, inputs):
         raise RuntimeError("no way\nno how")
@@ -219,7 +219,8 @@ def few_shot(end, by_pattern):
     return task
 
 
-@pytest.mark.parametrize("by_pattern", [pytest.param(False, marks=pytest.mark.full), True])
+@pytest.mark.full
+@pytest.mark.parametrize("by_pattern", [False, True])
 def test_a_task_ends_the_texts_of_all_arms_alike(by_pattern):
     """Few-shot prompts: behind its answer a model would go on with a question of its own."""
     target, words = small.llama(eos_token_id=2), small.tokenizer()

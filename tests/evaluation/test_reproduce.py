@@ -75,6 +75,7 @@ def test_every_headline_table_has_a_file():
     assert {path.stem for path in TABLES} == HEADLINES
 
 
+@pytest.mark.full
 def test_tables_parse_and_name_what_there_is(of):
     for path in TABLES:
         table = of["paper_tables"].read_table(path)

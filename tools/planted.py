@@ -97,6 +97,8 @@ FAULTS = (
     # Scheduler and server
     Fault("scheduler end tokens", "generation/scheduler.py", "other.row and other.row.end_tokens != request.row.end_tokens for other in others", "False for other in others", "generation/test_many_memory.py"),
     Fault("scheduler room", "generation/scheduler.py", "return math.inf if self.tokens is None else self.tokens - reserved - sum(request.longest for request in texts)", "return math.inf", "generation"),
+    Fault("scheduler weights", "generation/scheduler.py", "self.disturbed = self.looks = True", "self.disturbed = True", "generation/test_weights_in_between.py"),
+    Fault("loop surplus", "transformers_loop/rounds.py", "min(taken, planned)", "taken", "transformers_loop/test_policies.py"),
     Fault("server tenants", "server/worker.py", "pool = self._pools.setdefault(request.tenant, SuffixMemory(POOL_TOKENS))", 'pool = self._pools.setdefault("", SuffixMemory(POOL_TOKENS))', "server"),
     Fault("server group", "server/worker.py", "tuple(sorted(request.sampling.items()))", "len(request.sampling)", "server/test_server.py"),
     Fault("server queue", "server/worker.py", "if len(self._jobs) + texts > self.most:", "if len(self._jobs) > self.most:", "server"),

@@ -101,16 +101,14 @@ def test_a_hidden_last_token_is_named_once(monkeypatch):
     assert len(lines) == 1
 
 
-@pytest.mark.parametrize("where", ["generate", "generate_many", "a runner", "Transformers' loop", "a config"])
-@pytest.mark.parametrize("trained, here", [(True, False), (False, True)], ids=["sampling", "greedy decoding"])
+@pytest.mark.parametrize("trained", [True, False], ids=["sampling", "greedy decoding"])
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy")
-def test_a_head_for_other_decoding_is_named_in_every_entrance(where, trained, here, monkeypatch):
+def test_a_head_for_other_decoding_is_named_in_every_entrance(trained, monkeypatch):
     """Once for each head, with the command that makes data for this decoding."""
-    monkeypatch.setattr(model_checks, "_warned", set())
-    target, head = llama(), hla.LinearHead(hla.HeadConfig(32, decoding={"do_sample": trained})).eval()
+    here, target = not trained, llama()
     settings = {"max_new_tokens": 3, "do_sample": here, "assistant_model": near(target)}
 
-    def run():
+    def run(where, head):
         policy = {"lossy_policy": head}
         if where == "generate_many":
             return list(hla.generate_many(target, [[4, 5, 6]], **settings, **policy))
@@ -130,11 +128,14 @@ def test_a_head_for_other_decoding_is_named_in_every_entrance(where, trained, he
 
     names = ["sampling", "greedy decoding"] if trained else ["greedy decoding", "sampling"]
     wanted = f"the head was trained for {names[0]}, and this is {names[1]}: it knows these texts less well; hf-lossy collect --"
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")
-        run(), run()
-    [line] = [str(w.message) for w in found if "was trained for" in str(w.message)]
-    assert line.startswith(wanted) and ("--do-sample makes" if here else "--greedy makes") in line
+    for where in ("generate", "generate_many", "a runner", "Transformers' loop", "a config"):
+        monkeypatch.setattr(model_checks, "_warned", set())
+        head = hla.LinearHead(hla.HeadConfig(32, decoding={"do_sample": trained})).eval()
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            run(where, head), run(where, head)
+        [line] = [str(w.message) for w in found if "was trained for" in str(w.message)]
+        assert line.startswith(wanted) and ("--do-sample makes" if here else "--greedy makes") in line, where
 
 
 LINE = r"^the {}'s activations are quantised by a scale that the tokens of a forward share, [^\n]*; quantise its weights alone$"

@@ -65,12 +65,10 @@ def same(from_repo, ours):
     assert found == expected
 
 
-@pytest.mark.full(every=2)
-@pytest.mark.parametrize(
-    ("settings", "rows"), [(GREEDY | {"lossy_policy": "svip"}, 1), (SAMPLING, 3)], ids=["one", "rows"]
-)
-def test_it_is_what_enable_gives(demo, repo, rows, settings):
-    same(*both(demo, repo, **prompts(demo, rows), **settings))
+@pytest.mark.full
+def test_it_is_what_enable_gives(demo, repo):
+    same(*both(demo, repo, **prompts(demo, 1), **GREEDY, lossy_policy="svip"))
+    same(*both(demo, repo, **prompts(demo, 3), **SAMPLING))
 
 
 class Enough(StoppingCriteria):
@@ -103,30 +101,6 @@ def test_every_argument_arrives(demo, repo):
     assert all(torch.equal(a, b) for a, b in zip(first.scores, second.scores, strict=True))
     by_position, expected = both(demo, repo, ids["input_ids"], **GREEDY)
     same(by_position, expected)
-
-
-@pytest.mark.full(every=3)
-@pytest.mark.parametrize(
-    ("settings", "kind", "words"),
-    [
-        ({"lossy_policy": "svipp"}, ValueError, "svip"),
-        ({"assistant_model": None}, ValueError, "assistant_model"),
-        ({"max_new_token": 2}, TypeError, "max_new_tokens"),
-    ],
-)
-def test_errors_are_one_line_of_the_package(demo, repo, settings, kind, words):
-    settings = {"assistant_model": demo.draft, "lossy_policy": "strict"} | GREEDY | settings
-    messages = []
-    for how in ({"custom_generate": repo, "trust_remote_code": True}, {}):
-        if not how:
-            hla.enable(demo.target)
-        try:
-            with pytest.raises(kind, match=words) as error:
-                demo.target.generate(**prompts(demo, 1), **settings, **how)
-        finally:
-            hla.disable(demo.target)
-        messages.append(str(error.value))
-    assert messages[0] == messages[1] and "\n" not in messages[0]
 
 
 def test_nothing_runs_without_trust(demo, repo):

@@ -170,27 +170,22 @@ def test_a_runner_says_who_passed_what_it_refuses():
 TEXTS = [" ".join(words()[i : i + n]) for i, n in ((3, 5), (40, 8), (70, 2))]
 
 
-@pytest.mark.parametrize("where", ["call", "pipeline"])
-def test_a_text_generation_pipeline_takes_a_policy(target, draft, where):
-    """Draft and policy in the call; the draft at construction (as Transformers has it) and the policy in the call.
-    Seen in the statistics of the last call that the draft took part."""
+def test_a_text_generation_pipeline_takes_a_policy(target, draft):
+    """Draft and policy in the call; the draft at construction (as Transformers has it) and the policy in the call."""
     plain = pipeline("text-generation", model=llama(), tokenizer=tokenizer(), device="cpu")
-    settings = ENDS | {"batch_size": 3}
+    settings, calls = ENDS | {"batch_size": 3}, []
     expected = plain(TEXTS, **settings)
-    calls = []
     draft.register_forward_pre_hook(lambda *_: calls.append(1))
-    built = {} if where == "call" else {"assistant_model": draft}
-    pipe = pipeline("text-generation", model=target, tokenizer=tokenizer(), device="cpu", **built)
-    if where == "call":
-        settings |= {"assistant_model": draft}
-    settings |= {"lossy_policy": "svip"}
-    assert pipe(TEXTS, **settings) == expected
-    assert calls
+    for built, given in (({}, {"assistant_model": draft}), ({"assistant_model": draft}, {})):
+        calls.clear()
+        pipe = pipeline("text-generation", model=target, tokenizer=tokenizer(), device="cpu", **built)
+        assert pipe(TEXTS, **settings, **given, lossy_policy="svip") == expected and calls
 
 
-@pytest.mark.full(every=3)
 @peft_warns
-@pytest.mark.parametrize("wrapped", ["target", "draft", "both"])
+@pytest.mark.parametrize(
+    "wrapped", ["both", *(pytest.param(name, marks=pytest.mark.full) for name in ("target", "draft"))]
+)
 def test_lora_adapters_take_part(wrapped):
     prompts, base, draft = ragged(), llama(), near(llama())
     target = lora(llama(), 0) if wrapped != "draft" else base

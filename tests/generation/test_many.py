@@ -29,57 +29,43 @@ def pair():
     return enabled_pair()
 
 
-@pytest.mark.nightly(every=3)
-@pytest.mark.full(every=12)
-@pytest.mark.parametrize("max_rows", [1, 3, 16])
-@pytest.mark.parametrize(
-    "policy",
-    ["strict", "svip", hla.Heuristic(2, 8), hla.Constant(3), hla.JointGoodput(),
-     hla.AnyOf([hla.SVIP(), hla.Heuristic(3)]), hla.LossyPolicy(stop=hla.Constant(3)).with_fallback()],
-    ids=str,
-)  # fmt: skip
-def test_greedy_texts_are_those_of_generate(pair, policy, max_rows):
+@pytest.mark.full
+def test_greedy_texts_are_those_of_generate(pair):
+    """Under stops that the matrix of pairs has not, and with one row or more rows than texts."""
     expected = [alone(pair[0], prompt, **SETTINGS) for prompt in prompts()]
-    assert together(pair, prompts(), policy, max_rows=max_rows) == expected
+    any_of = hla.AnyOf([hla.SVIP(), hla.Heuristic(3)])
+    fallback = hla.LossyPolicy(stop=hla.Constant(3)).with_fallback()
+    for policy in (hla.Heuristic(2, 8), hla.JointGoodput(), any_of, fallback):
+        assert together(pair, prompts(), policy, max_rows=3) == expected, policy
+    for rows in (1, 16):
+        assert together(pair, prompts(), max_rows=rows) == expected, rows
     assert len({len(text) for text in expected}) > 1, "some end by themselves"
 
 
-@pytest.mark.full(every=3)
-@pytest.mark.parametrize(
-    "settings",
-    [{"repetition_penalty": 1.7}, {"no_repeat_ngram_size": 2}, {"min_new_tokens": 10}, {"bad_words_ids": [[20, 20], [60]]},
-     {"exponential_decay_length_penalty": (3, 1.5)}, {"begin_suppress_tokens": [20, 60]}],
-    ids=lambda given: next(iter(given)),
-)  # fmt: skip
-def test_processors_see_each_text_alone(pair, settings):
-    expected = [alone(pair[0], prompt, **SETTINGS | settings) for prompt in prompts()]
-    assert together(pair, prompts(), max_rows=3, **settings) == expected
-    assert expected != [alone(pair[0], prompt, **SETTINGS) for prompt in prompts()], "it changes some text"
+@pytest.mark.parametrize("first", [0, *(pytest.param(n, marks=pytest.mark.full) for n in (1, 2))])
+def test_processors_see_each_text_alone(pair, first):
+    plain = [alone(pair[0], prompt, **SETTINGS) for prompt in prompts()]
+    for settings in (
+        {"repetition_penalty": 1.7}, {"no_repeat_ngram_size": 2}, {"min_new_tokens": 10},
+        {"bad_words_ids": [[20, 20], [60]]}, {"exponential_decay_length_penalty": (3, 1.5)},
+        {"begin_suppress_tokens": [20, 60]},
+    )[first::3]:  # fmt: skip
+        expected = [alone(pair[0], prompt, **SETTINGS | settings) for prompt in prompts()]
+        assert together(pair, prompts(), max_rows=3, **settings) == expected, settings
+        assert expected != plain, "it changes some text"
 
 
-@pytest.mark.full(every=8)
-@pytest.mark.parametrize(
-    "policy",
-    ["top_k:k=3", hla.Limited(hla.TopK(5), per_request=2), RegretBudget(2.0), CSD(0.5, seen=1),
-     hla.Union([hla.Limited(hla.TopK(4), per_request=9), RegretBudget(1.0)])],
-    ids=str,
-)  # fmt: skip
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy")
-def test_what_a_rule_counts_it_counts_of_each_text(pair, policy):
+def test_what_a_rule_counts_it_counts_of_each_text(pair):
     """A place that is taken by another text has nothing left of the last one's budget, nor of what that had rejected."""
-    policy = hla.LossyPolicy(hla.as_policy(policy).rule, hla.Constant(4))
-    more = {"assistant_model": pair[1], "lossy_policy": policy}
     settings = SETTINGS | {"max_new_tokens": 24, "eos_token_id": None}
-    expected = [alone(pair[0], prompt, **settings, **more) for prompt in prompts()]
-    assert together(pair, prompts(), policy, max_rows=2, **settings) == expected
-
-
-@pytest.mark.parametrize("drafter", ["suffix", hla.CompositeDrafter()], ids=str)
-def test_other_drafters(pair, drafter):
-    texts = [prompt * 3 for prompt in prompts()]
-    expected = [alone(pair[0], prompt, **SETTINGS) for prompt in texts]
-    draft = None if drafter == "suffix" else pair[1]
-    assert together((pair[0], draft), texts, hla.Constant(3), max_rows=3, drafter=drafter) == expected
+    limited, union = (hla.Limited(hla.TopK(5), per_request=n) for n in (2, 9))
+    for rule in (limited, RegretBudget(2.0), CSD(0.5, seen=1), hla.Union([union, RegretBudget(1.0)])):
+        policy = hla.LossyPolicy(rule, hla.Constant(4))
+        more = {"assistant_model": pair[1], "lossy_policy": policy}
+        expected = [alone(pair[0], prompt, **settings, **more) for prompt in prompts()]
+        assert together(pair, prompts(), policy, max_rows=2, **settings) == expected, rule
 
 
 def test_a_sampled_text_does_not_depend_on_its_neighbours(pair):
@@ -182,8 +168,8 @@ def test_no_more_tokens_than_there_is_room_for(pair, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:generate_many. memory ran out with (3|1) texts")
-@pytest.mark.parametrize(("what", "texts"), [("reading prompts", 7), ("writing", 7)])
-def test_where_memory_runs_out_rows_are_halved(pair, what, texts):
+@pytest.mark.parametrize("what", ["reading prompts", "writing"])
+def test_where_memory_runs_out_rows_are_halved(pair, what):
     target, _ = pair
     rows = []
 
@@ -197,9 +183,9 @@ def test_where_memory_runs_out_rows_are_halved(pair, what, texts):
     expected = [alone(target, prompt, **SETTINGS) for prompt in prompts()]
     hook = target.register_forward_pre_hook(short_of_memory, with_kwargs=True)
     try:
-        with pytest.warns(UserWarning, match=f"memory ran out with {texts} texts at a time; goes on with 3"):
+        with pytest.warns(UserWarning, match="memory ran out with 7 texts at a time; goes on with 3"):
             assert together(pair, prompts(), max_rows=7) == expected
-        assert texts in rows and max(rows[rows.index(3) :]) == 3
+        assert 7 in rows and max(rows[rows.index(3) :]) == 3
         hook.remove()
         hook = target.register_forward_pre_hook(lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("none")))
         with pytest.raises(torch.OutOfMemoryError), pytest.warns(UserWarning, match="goes on with 3"):
@@ -208,9 +194,8 @@ def test_where_memory_runs_out_rows_are_halved(pair, what, texts):
         hook.remove()
 
 
-@pytest.mark.full(every=3)
-@pytest.mark.parametrize("rows", [2, 3])
-@pytest.mark.parametrize("which", ["target", "draft"])
+@pytest.mark.full
+@pytest.mark.parametrize("rows, which", [(2, "draft"), (3, "target")])
 def test_where_a_text_cannot_be_added_running_ones_go_on(pair, monkeypatch, which, rows):
     """Memory runs out while its keys and values are copied to the others'."""
     inserts, taken = row_model.RowModel.insert, []
@@ -274,27 +259,25 @@ def test_what_cannot_be_joined_is_written_alone_with_a_warning(pair):
     assert len(seen) == 1
 
 
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ({"max_rows": 0}, "max_rows"), ({"seed": -1}, "seed"), ({"max_tokens": 0}, "max_tokens"), ({"streamer": object()}, "streamer belongs to one call"),
-        ({"attention_mask": torch.ones(1, 1)}, "attention_mask belongs"), ({"max_length": 9}, "max_length belongs"),
-        ({"seed": 2**63}, "seed"),
-        ({"prompts": "text"}, "prompts: expected texts or lists"), ({"prompts": 3}, "prompts: expected texts or lists"),
-        ({"prompts": BatchEncoding({"input_ids": [[5]], "attention_mask": [[1]]})}, "prompts: .*got a mapping: pass its"),
-    ],
-)  # fmt: skip
-def test_refused_at_once(pair, given, says):
-    given = {"prompts": prompts(), "assistant_model": pair[1]} | given
-    with pytest.raises((ValueError, TypeError), match=says) as raised:
-        hla.generate_many(pair[0], **given)
-    assert "\n" not in str(raised.value)
+def test_refused_at_once(pair):
+    mapping = BatchEncoding({"input_ids": [[5]], "attention_mask": [[1]]})
+    for given, says in (
+        ({"max_rows": 0}, "max_rows"), ({"seed": -1}, "seed"), ({"seed": 2**63}, "seed"),
+        ({"max_tokens": 0}, "max_tokens"), ({"streamer": object()}, "streamer belongs to one call"),
+        ({"max_length": 9}, "max_length belongs"),
+        ({"attention_mask": torch.ones(1, 1)}, "attention_mask belongs"),
+        ({"prompts": "text"}, "expected texts or lists"), ({"prompts": 3}, "prompts: expected texts or lists"),
+        ({"prompts": mapping}, "prompts: .*got a mapping: pass its"),
+    ):  # fmt: skip
+        given = {"prompts": prompts(), "assistant_model": pair[1]} | given
+        with pytest.raises((ValueError, TypeError), match=rf"^[^\n]*{says}[^\n]*$"):
+            hla.generate_many(pair[0], **given)
 
 
-@pytest.mark.parametrize("prompt", ["text", [], [1.5], None, [[1, 2]], b"\x05\x06", [2**70]])
-def test_a_prompt_that_is_none_is_refused_by_its_number(pair, prompt):
-    with pytest.raises((ValueError, TypeError), match="^prompts: "):
-        list(hla.generate_many(pair[0], [[5, 6], prompt], assistant_model=pair[1], **SETTINGS))
+def test_a_prompt_that_is_none_is_refused_by_its_number(pair):
+    for prompt in ("text", [], [1.5], None, [[1, 2]], b"\x05\x06", [2**70]):
+        with pytest.raises((ValueError, TypeError), match="^prompts: "):
+            list(hla.generate_many(pair[0], [[5, 6], prompt], assistant_model=pair[1], **SETTINGS))
 
 
 @pytest.mark.full
@@ -352,36 +335,40 @@ def test_numbers_decide_the_random_numbers(pair):
         list(hla.generate_many(pair[0], prompts(), assistant_model=pair[1], numbers=itertools.repeat(3), **SETTINGS))
 
 
-@pytest.mark.nightly(every=3)
-@pytest.mark.full(every=9)
-@pytest.mark.parametrize(
-    ("given", "count"),
-    [
-        ({}, 1), ({"do_sample": True, "temperature": 0.7, "top_k": 9, "top_p": 0.9}, 1), ({"min_new_tokens": 3}, 8), ({"repetition_penalty": 1.3}, 1),
-        ({"exponential_decay_length_penalty": (3, 1.5)}, 8), ({"begin_suppress_tokens": [20, 60]}, 8), ({"forced_eos_token_id": 7}, 8),
-        ({"encoder_repetition_penalty": 1.4}, 8), ({"encoder_no_repeat_ngram_size": 1}, 8), ({"bad_words_ids": [[20, 20], [60]]}, 1),
-        ({"max_time": 60.0}, 1), ({"drafter": "suffix", "assistant_model": None}, 1), ({"logits_processor": lambda ids: []}, 1),
-        ({"logits_processor": lambda ids: [Counting()], "do_sample": True, "top_k": 5}, 8), ({"prefix_allowed_tokens_fn": lambda row, ids: range(5, 90)}, 8),
-        ({"stopping_criteria": lambda ids: [FromItsPrompt(ids)]}, 1), ({"stopping_criteria": lambda ids: [MaxLengthCriteria(len(ids) + 4)]}, 1),
-        ({"stopping_criteria": lambda ids: [EosTokenCriteria(ENDS[0])]}, 1),
-    ],
-    ids=[
-        "greedy", "sampling", "min_new_tokens", "repetition_penalty", "decay", "begin", "forced end", "encoder penalty", "encoder n-grams", "bad words",
-        "max_time", "suffix", "no processors", "own processors", "own function", "own criterion", "own length", "own end",
-    ],
+SAME_FOR_ALL = (  # settings, and how often Transformers prepares seven prompts
+    ({}, 1), ({"do_sample": True, "temperature": 0.7, "top_k": 9, "top_p": 0.9}, 1), ({"min_new_tokens": 3}, 8),
+    ({"repetition_penalty": 1.3}, 1), ({"exponential_decay_length_penalty": (3, 1.5)}, 8),
+    ({"begin_suppress_tokens": [20, 60]}, 8), ({"forced_eos_token_id": 7}, 8), ({"encoder_repetition_penalty": 1.4}, 8),
+    ({"encoder_no_repeat_ngram_size": 1}, 8), ({"bad_words_ids": [[20, 20], [60]]}, 1), ({"max_time": 60.0}, 1),
+    ({"drafter": "suffix", "assistant_model": None}, 1), ({"logits_processor": lambda ids: []}, 1),
+    ({"logits_processor": lambda ids: [Counting()], "do_sample": True, "top_k": 5}, 8),
+    ({"prefix_allowed_tokens_fn": lambda row, ids: range(5, 90)}, 8),
+    ({"stopping_criteria": lambda ids: [FromItsPrompt(ids)]}, 1),
+    ({"stopping_criteria": lambda ids: [MaxLengthCriteria(len(ids) + 4)]}, 1),
+    ({"stopping_criteria": lambda ids: [EosTokenCriteria(ENDS[0])]}, 1),
 )  # fmt: skip
-def test_what_is_the_same_for_all_prompts_is_prepared_once(pair, monkeypatch, given, count):
+
+
+@pytest.mark.parametrize("first", [0, *(pytest.param(n, marks=pytest.mark.full) for n in (1, 2))])
+def test_what_is_the_same_for_all_prompts_is_prepared_once(pair, monkeypatch, first):
     """And else by Transformers for each prompt."""
     calls, original = [], preparation.speculative_generate
-    given = SETTINGS | {"assistant_model": pair[1], "lossy_policy": hla.Constant(3), "seed": 3, "max_rows": 3} | given
-    with monkeypatch.context() as patch:
-        patch.setattr(preparation, "serves_any_prompt", lambda processor: False)
-        expected = {result.index: result.token_ids for result in hla.generate_many(pair[0], prompts(), **given)}
-    monkeypatch.setattr(
-        preparation, "speculative_generate", lambda *args, **more: (calls.append(1), original(*args, **more))[1]
-    )
-    found = {result.index: result.token_ids for result in hla.generate_many(pair[0], prompts(), **given)}
-    assert found == expected and len(calls) == count
+    ours = SETTINGS | {"assistant_model": pair[1], "lossy_policy": hla.Constant(3), "seed": 3, "max_rows": 3}
+
+    def found(given):
+        calls.clear()
+        return {result.index: result.token_ids for result in hla.generate_many(pair[0], prompts(), **ours | given)}
+
+    def counted(*args, **more):
+        calls.append(1)
+        return original(*args, **more)
+
+    monkeypatch.setattr(preparation, "speculative_generate", counted)
+    for given, count in SAME_FOR_ALL[first::3]:
+        with monkeypatch.context() as patch:
+            patch.setattr(preparation, "serves_any_prompt", lambda processor: False)
+            expected = found(given)
+        assert found(given) == expected and len(calls) == count, given
 
 
 def test_what_was_prepared_once_holds_no_prompt_and_no_text(pair):

@@ -130,17 +130,16 @@ def test_draft_settings_in_a_generation_config_of_the_call_count_as_at_the_call(
     assert with_config(GenerationConfig(), num_assistant_tokens=20) == 20
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
+def test_a_wrong_setting_of_the_drafts_config_is_named_as_its(target):
+    for name, value in (
         ("num_assistant_tokens", -3),
         ("num_assistant_tokens_schedule", "often"),
         ("assistant_confidence_threshold", 2.0),
-    ],
-)
-def test_a_wrong_setting_of_the_drafts_config_is_named_as_its(target, draft, name, value):
-    setattr(draft.generation_config, name, value)
-    refused(lambda: longest(target, draft), f"^{name} in the draft's generation config: expected .*{value}")
+    ):
+        itself = llama()
+        setattr(itself.generation_config, name, value)
+        line = f"^{name} in the draft's generation config: expected .*{value}"
+        refused(lambda itself=itself: longest(target, itself), line)
 
 
 def test_no_state_leaks_into_the_drafts_or_the_targets_config(target, draft):

@@ -8,6 +8,7 @@ import weakref
 
 import pytest
 import torch
+from support.refusals import refused
 from support.small import PAD, Listener, llama, near, one, ragged, tokenizer, words
 from support.stateful import Counting
 from transformers import DynamicCache, GenerationConfig, GenerationMixin, MistralConfig, pipeline
@@ -186,19 +187,19 @@ def test_strict_refuses_what_cannot_be_served(target, draft):
     assert torch.equal(target.generate(**ragged(), **ENDS), stock(target))
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [{"max_new_tokens": -1}, {"nonsense": 1}, {"temperature": -1.0, "do_sample": True}, {"input_ids": "text"}, {"max_length": "x", "max_new_tokens": None}],
-    ids=str,
-)  # fmt: skip
-def test_errors_that_generate_raises_too_are_those_of_generate(target, draft, settings, quiet):
-    settings = ragged() | ENDS | settings
-    with pytest.raises(Exception) as expected:
-        GenerationMixin.generate(llama(), **settings)
+def test_errors_that_generate_raises_too_are_those_of_generate(target, draft, quiet):
     hla.enable(target, draft)
-    with pytest.raises(type(expected.value)) as found:
-        target.generate(**settings)
-    assert str(found.value) == str(expected.value) and found.value.__context__ is expected.value.__context__
+    for settings in (
+        {"max_new_tokens": -1}, {"nonsense": 1}, {"temperature": -1.0, "do_sample": True}, {"input_ids": "text"},
+        {"max_length": "x", "max_new_tokens": None},
+    ):  # fmt: skip
+        given = ragged() | ENDS | settings
+        with pytest.raises(Exception) as expected:
+            GenerationMixin.generate(llama(), **given)
+        with pytest.raises(type(expected.value)) as found:
+            target.generate(**given)
+        assert str(found.value) == str(expected.value), settings
+        assert found.value.__context__ is expected.value.__context__
 
 
 def test_a_streamer_hears_the_prompt_once(target, draft):
@@ -261,40 +262,33 @@ def test_using_restores_what_was_before(target, draft):
     assert limit() == 40
 
 
-@pytest.mark.parametrize(
-    "way", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["copy", "pickle"]
-)
-def test_copies_are_enabled_without_the_standing_policy(target, draft, way):
+def test_copies_are_enabled_without_the_standing_policy(target, draft):
     hla.enable(target, draft)
-    again = way(target)
-    assert hla.is_enabled(again) and torch.equal(again.generate(**one(), **ENDS), stock(target, one()))
-    assert hla.reports(again) == [] and target.generate(**one(), **ENDS) is not None and hla.reports(target)
+    for again in (copy.deepcopy(target), pickle.loads(pickle.dumps(target))):
+        assert hla.is_enabled(again) and torch.equal(again.generate(**one(), **ENDS), stock(target, one()))
+        assert hla.reports(again) == []
+    assert target.generate(**one(), **ENDS) is not None and hla.reports(target)
 
 
-WRONG = {
-    "no draft": ({"lossy_policy": "svip"}, "needs something to draft with"),
-    "no model": ({"assistant_model": "distilgpt2"}, "assistant_model: expected a loaded"),
-    "another vocabulary": ({"assistant_model": lambda: llama(vocab=40)}, "97 token ids, the assistant 40"),
-    "no policy": ({"lossy_policy": "svipp"}, "svipp"),
-    "a setting of the text": ({"prompt_lookup_num_tokens": 3, "num_beams": 2}, "unknown setting 'num_beams'"),
-    "strict alone": ({"strict": True}, "strict=True is for a standing policy"),
-    "strict of a policy": ({"prompt_lookup_num_tokens": 3, "strict": "yes"}, "strict: expected True or False"),
-    "a head alone": (
+WRONG = (
+    ({"lossy_policy": "svip"}, "needs something to draft with"),
+    ({"assistant_model": "distilgpt2"}, "assistant_model: expected a loaded"),
+    ({"assistant_model": llama(vocab=40)}, "97 token ids, the assistant 40"),
+    ({"lossy_policy": "svipp"}, "svipp"),
+    ({"prompt_lookup_num_tokens": 3, "num_beams": 2}, "unknown setting 'num_beams'"),
+    ({"prompt_lookup_num_tokens": 3, "strict": "yes"}, "strict: expected True or False"),
+    (
         {"prompt_lookup_num_tokens": 3, "head": "folder"},
-        "the method strict takes no parameters: got an unexpected keyword argument 'head'",
+        "the method strict takes no parameters: got an unexpected .* 'head'",
     ),
-}
+)
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_what_no_call_could_use_is_refused_at_once(target, name):
-    settings, line = WRONG[name]
-    made = {key: value() if callable(value) else value for key, value in settings.items()}
+def test_what_no_call_could_use_is_refused_at_once(target):
     for enter in (hla.enable, hla.using):
-        if enter is not hla.enable and name == "strict alone":
-            continue  # there it is a policy's, which has nothing to draft with
-        with pytest.raises((TypeError, ValueError), match=rf"^[^\n]*{line}[^\n]*$"):
-            enter(target, **made)
+        for settings, line in WRONG:
+            with pytest.raises((TypeError, ValueError), match=rf"^[^\n]*{line}[^\n]*$"):
+                enter(target, **settings)
+    refused(lambda: hla.enable(target, strict=True), "^strict=True is for a standing policy")
     assert not hla.is_enabled(target)
-    with pytest.raises(TypeError, match=r"^reports\(target\)"):
-        hla.reports("target")
+    refused(lambda: hla.reports("target"), r"^reports\(target\)", TypeError)

@@ -2,6 +2,7 @@
 and four at a time, with drafts that have an encoder and drafts that read the target's."""
 
 import copy
+import itertools
 from functools import cache
 
 import pytest
@@ -72,41 +73,37 @@ def reference(name, rows, frames):
     return heard(target().generate(**audio(rows, frames), **CASES[name] | (TIMES if frames > SHORT else {}), **NEW))
 
 
-def cases():
-    for name in CASES:
-        for rows in (1, 4):
-            for frames in (SHORT, LONG):
-                # Transformers' own code does not put a prompt before previous texts unless it may condition on them.
-                if not (name == "prompt" and frames > SHORT and rows > 1):
-                    yield pytest.param(name, rows, frames, id=f"{name}-{rows}-{frames}")
-
-
-@pytest.mark.full(every=45)
-@pytest.mark.nightly(every=15)
-@pytest.mark.parametrize("name, rows, frames", list(cases()))
-def test_it_writes_generates_ids(name, rows, frames):
-    inputs = audio(rows, frames) | CASES[name] | (TIMES if frames > SHORT else {})
-    for kind in ("often", "distilled"):
-        assert torch.equal(heard(assisted(kind, **inputs)), reference(name, rows, frames)), kind
-
-
-@pytest.mark.full(every=9)
-@pytest.mark.nightly(every=3)
-@pytest.mark.parametrize("policy", [{"stop": {"name": "constant", "gamma": 12}}, hla.SVIP(h=0.5)], ids=["12", "svip"])
-@pytest.mark.parametrize("kind", ["often", "rarely", "never", "distilled"])
-def test_drafts_of_every_kind(kind, policy):
-    out = assisted(kind, policy, return_segments=True, **audio(4, LONG), **TIMES)
-    assert torch.equal(heard(out), reference("plain", 4, LONG))
-    rate = out["speculation"].draft_acceptance_rate
-    assert rate < 0.1 if kind == "never" else 0 < rate < 1
+QUICK = ("segments", "silence")
 
 
 @pytest.mark.parametrize(
-    "more", [{"language": ["en", "de", "en", "de"]}, {"task": "translate"}], ids=["each", "found"]
+    "name", [pytest.param(name, marks=pytest.mark.full if name in QUICK else pytest.mark.nightly) for name in CASES]
 )
-def test_languages_of_each_row_and_detected_ones(more):
-    inputs = audio(4, SHORT) | more
-    assert torch.equal(assisted("often", **inputs), target().generate(**inputs, **NEW))
+def test_it_writes_generates_ids(name):
+    for rows, frames in itertools.product((1, 4), (SHORT, LONG)):
+        if name == "prompt" and frames > SHORT and rows > 1:
+            continue  # Transformers puts no prompt before previous texts unless it may condition on them
+        inputs = audio(rows, frames) | CASES[name] | (TIMES if frames > SHORT else {})
+        for kind in ("often", "distilled"):
+            assert torch.equal(heard(assisted(kind, **inputs)), reference(name, rows, frames)), (rows, frames, kind)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "kind", ["rarely", "distilled", *(pytest.param(kind, marks=pytest.mark.nightly) for kind in ("often", "never"))]
+)
+def test_drafts_of_every_kind(kind):
+    for policy in ({"stop": {"name": "constant", "gamma": 12}}, hla.SVIP(h=0.5)):
+        out = assisted(kind, policy, return_segments=True, **audio(4, LONG), **TIMES)
+        assert torch.equal(heard(out), reference("plain", 4, LONG))
+        rate = out["speculation"].draft_acceptance_rate
+        assert rate < 0.1 if kind == "never" else 0 < rate < 1
+
+
+def test_languages_of_each_row_and_detected_ones():
+    for more in ({"language": ["en", "de", "en", "de"]}, {"task": "translate"}):
+        inputs = audio(4, SHORT) | more
+        assert torch.equal(assisted("often", **inputs), target().generate(**inputs, **NEW)), more
 
 
 def test_temperatures_that_are_fallen_back_to():
@@ -130,9 +127,7 @@ def test_the_report_survives_where_outputs_are_cut_into_rows(rows):
     assert str(stats) and stats.to_dict(rows=True)["num_new_tokens"] == stats.num_new_tokens
 
 
-@pytest.mark.full(every=3)
-@pytest.mark.parametrize("rows", [1, 4])
-@pytest.mark.parametrize("frames", [SHORT, LONG])
+@pytest.mark.parametrize("rows, frames", [(1, SHORT), pytest.param(4, LONG, marks=pytest.mark.full)])
 def test_each_segment_has_a_report_and_all_have_one(rows, frames):
     out = assisted("often", **audio(rows, frames), **DICT, **TIMES)
     whole, found = out["speculation"], {}

@@ -36,10 +36,10 @@ class Fault(NamedTuple):
 
 FAULTS = (
     # Acceptance
-    Fault("acceptance coins", "rules/base.py", "return coins < refuse_unfit(chances, coins.shape, verified.logits.dtype, self, \"probability\")", "return coins < refuse_unfit(chances, coins.shape, verified.logits.dtype, self, \"probability\").sqrt()", "rules/test_laws.py rules/test_lossless_samples.py"),
+    Fault("acceptance coins", "rules/base.py", "return coins < refuse_unfit(chances, coins.shape, verified.logits.dtype, self, \"probability\")", "return coins < refuse_unfit(chances, coins.shape, verified.logits.dtype, self, \"probability\").sqrt()", "rules/test_laws.py"),
     Fault("acceptance prefix", "rules/acceptance.py", "runs = (by_rule & verified.is_sent).long().cumprod(dim=1).bool()", "runs = (by_rule & verified.is_sent).long().cummax(dim=1).values.bool()", "rules"),
     Fault("acceptance unsent", "rules/acceptance.py", "(by_rule & verified.is_sent).long()", "by_rule.long()", "filters rules"),
-    Fault("acceptance residual", "rules/base.py", "return p.sub_(at_places(verified.q, at)).clamp_(min=0.0)", "return p", "rules/test_laws.py rules/test_lossless_samples.py"),
+    Fault("acceptance residual", "rules/base.py", "return p.sub_(at_places(verified.q, at)).clamp_(min=0.0)", "return p", "rules/test_laws.py"),
     Fault("acceptance certain draft", "rules/base.py", "return p.scatter(1, verified.tokens.gather(1, at[:, None]), 0.0)", "return p", "drafters/test_suffix.py rules"),
     Fault("acceptance bonus", "rules/acceptance.py", "return torch.where(accepted < verified.sent, choice, bonus)", "return choice", "rules generation/test_lossless.py"),
     Fault("acceptance would verify", "rules/acceptance.py", "residual + either.masked_fill(verifies, 0.0)", "residual", "filters"),

@@ -4,16 +4,10 @@ Enumeration runs in float64 through the package's own rule objects. The χ² tes
 law that the target's own warped probabilities give; the same counts must reject a rule that is wrong, or they prove nothing.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import pytest
 import torch
 from support.blocks import Everything, decide, sampling_block
 from support.distributions import (
-    CALLS,
-    NEW,
-    PROMPT,
     REJECT,
     SIZE,
     Tables,
@@ -34,16 +28,14 @@ from hf_lossy_assist.rules import draw
 # -- exact enumeration ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.full(every=3)
-@pytest.mark.parametrize("gamma", [1, 2, 3])
 @pytest.mark.parametrize("certain", [False, True], ids=["drawn", "certain"])
-def test_two_tokens_have_the_targets_law(gamma, certain):
+def test_two_tokens_have_the_targets_distribution(certain):
     """`certain`: q = None. Which tokens then are proposed, and how often, must not matter."""
-    for seed in range(3):
+    for gamma, seed in ((1, 0), (1, 1), (2, 2), (3, 0)):
         tables = Tables(seed, gamma + 1)
         expected = torch.stack([tables.p[()][x] * tables.p[x,] for x in range(V)])
-        law = first_two(Strict(), tables, gamma, certain)
-        torch.testing.assert_close(law, expected, atol=1e-12, rtol=0)
+        found = first_two(Strict(), tables, gamma, certain)
+        torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
         wrong = first_two(Everything(), tables, gamma, certain)
         assert (wrong - expected).abs().max() > 1e-3, "the enumeration cannot tell a wrong rule"
 
@@ -68,73 +60,15 @@ def test_decide_draws_by_that_law(certain):
 # -- χ² through generate --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Doubtful(AcceptanceRule):
-    """Nearly right: it accepts a tenth too often."""
-
-    lossless: ClassVar[bool] = False
-
-    def probability(self, block):
-        return (Strict().probability(block) + 0.1).clamp(max=1.0)
-
-
-SETTINGS = {
-    "temperature 0.7": ({"temperature": 0.7}, (TemperatureLogitsWarper(0.7),)),
-    "temperature 1.3": ({"temperature": 1.3}, (TemperatureLogitsWarper(1.3),)),
-    "top_p 0.8": ({"top_p": 0.8}, (TopPLogitsWarper(0.8),)),
-}
-
-
-def check_law(name, stop, calls, monkeypatch):
-    """Samples under `stop` have the target's law over all 216 texts of three tokens; the same counts find a rule that is wrong."""
-    settings, warpers = SETTINGS[name]
-    law = target_law(warpers)
-    torch.manual_seed(0)
-    assert goodness(sample(hla.LossyPolicy(stop=stop), settings, calls), law) > REJECT
-    # The warning of a lossy policy is not the matter here.
-    monkeypatch.setattr("hf_lossy_assist.generation.speculative.announce", lambda policy: None)
-    counts = sample(hla.LossyPolicy(rule=Everything(), stop=stop), settings, calls=1)
-    assert goodness(counts, law) < REJECT, "the samples cannot tell a wrong rule from the target"
-
-
 @pytest.mark.full
-@pytest.mark.nightly(every=24)
-@pytest.mark.parametrize("name", SETTINGS)
-@pytest.mark.parametrize("stop", [None, hla.SVIP(h=0.45), hla.Confidence(0.3)], ids=["constant", "svip", "confidence"])
-def test_samples_have_the_targets_law(name, stop, monkeypatch):
-    check_law(name, stop, CALLS, monkeypatch)
-
-
-OTHER_STOPS = {
-    "at_least": hla.AtLeast(hla.Confidence(0.3), 3),
-    "any_of": hla.AnyOf([hla.Confidence(0.15), hla.Heuristic(4, 9)]),
-    "all_of": hla.AllOf([hla.Confidence(0.3), hla.SVIP(form="entropy", h=1.5), hla.Constant(2)]),
-}
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", OTHER_STOPS)
-def test_samples_under_other_stops_have_the_targets_law(name, monkeypatch):
-    check_law("temperature 0.7", OTHER_STOPS[name], 2, monkeypatch)
-
-
-@pytest.mark.nightly
-def test_the_samples_find_a_rule_that_is_nearly_right(monkeypatch):
-    monkeypatch.setattr("hf_lossy_assist.generation.speculative.announce", lambda policy: None)
-    for name, (settings, warpers) in SETTINGS.items():
-        assert goodness(sample(hla.LossyPolicy(rule=Doubtful()), settings), target_law(warpers)) < REJECT, name
-
-
-def test_stops_do_stop_in_that_test():
-    """The draft stops above end some drafts after one token and let others run, or they would have proved nothing."""
-    target, draft = pair()
-    for stop in (hla.SVIP(h=0.45), hla.Confidence(0.3)):
-        out = target.generate(
-            PROMPT, attention_mask=torch.ones_like(PROMPT), do_sample=True, num_return_sequences=200, max_new_tokens=NEW,
-            assistant_model=draft, lossy_policy=stop, return_dict_in_generate=True,
-        )  # fmt: skip
-        sent = {length for length, _ in out.speculation.total().steps}
-        assert {1, 2} <= sent, stop
+@pytest.mark.filterwarnings("ignore:.*policy is lossy")
+def test_samples_have_the_targets_distribution():
+    """All 216 texts of three tokens; the same counts find a rule that is wrong."""
+    settings, warpers = {"temperature": 0.7, "top_p": 0.9}, (TemperatureLogitsWarper(0.7), TopPLogitsWarper(0.9))
+    expected = target_law(warpers)
+    torch.manual_seed(0)
+    assert goodness(sample(hla.LossyPolicy(stop=hla.SVIP(h=0.45)), settings), expected) > REJECT
+    assert goodness(sample(hla.LossyPolicy(Everything()), settings, calls=1), expected) < REJECT
 
 
 @pytest.mark.nightly

@@ -102,18 +102,26 @@ def test_the_table_has_every_name_and_no_other():
     assert sorted(MADE) == sorted(NAMES)
 
 
-@pytest.mark.full(every=12)
-@pytest.mark.nightly(every=2)
-@pytest.mark.parametrize("name", NAMES)
-def test_what_says_lossless_has_the_targets_law(name):
-    policy = made(name)
+def guarantee(name: str) -> str:
     kinds = {**dict.fromkeys(STOPS, "stop"), **dict.fromkeys(FILTERS, "filter")} | dict.fromkeys(RULES, "rule")
-    kind = "method" if name.startswith("method ") else kinds[name]
-    guarantee = find_entry(kind, name.removeprefix("method ")).guarantee
-    assert policy.lossless == (guarantee != "lossy"), "what is made here says something else than the registry"
+    return find_entry("method" if name.startswith("method ") else kinds[name], name.removeprefix("method ")).guarantee
+
+
+def test_policies_are_as_lossless_as_the_registry_says():
+    for name in NAMES:
+        assert made(name).lossless == (guarantee(name) != "lossy"), name
+
+
+LOSSLESS = [name for name in NAMES if guarantee(name) != "lossy"]
+QUICK = ("strict", "confidence", "sv")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.full) for name in LOSSLESS]
+)
+def test_what_says_lossless_has_the_targets_distribution(name):
+    policy = made(name)
     target, draft, _ = models()
-    if not policy.lossless:
-        return
     with_filters = [policy]
     if name in STOPS and not policy.stop.joint:  # a filter looks at what a stop left, and a rule at what a filter left
         with_filters.append(hla.LossyPolicy(stop=policy.stop, filter=verification()))
@@ -137,15 +145,14 @@ def grammar(ids, scores):
     return scores
 
 
-@pytest.mark.parametrize(
-    "part",
-    [hla.Strict(), hla.Lenience(1.0), hla.SVIP(0.4, max_draft=3), hla.Limited(hla.Strict(), per_request=1)],
-    ids=str,
-)
-def test_a_callers_processor_has_the_law_of_generate(part):
+def test_a_callers_processor_has_the_distribution_of_generate():
     """Positions are decided one after another, by the coins of the round, while the text goes on."""
     target, draft, _ = models()
-    for rounds in (0, 3):
+    for part, rounds in (
+        (hla.Lenience(1.0), 0),
+        (hla.SVIP(0.4, max_draft=3), 3),
+        (hla.Limited(hla.Strict(), per_request=1), 0),
+    ):
         distance, runner = off(target, draft, whole(part), prompts(5), rounds=rounds, end=END, processor=grammar)
         assert distance < CLOSE and max(runner.widths) > 1
 
@@ -159,8 +166,6 @@ def test_the_enumeration_finds_what_is_not_lossless():
 
 # -- SV, again and harder -------------------------------------------------------------------------------------------------
 
-STOPPING = {"constant": hla.Constant(3), "confidence": hla.Confidence(0.45, 3), "svip": hla.SVIP(0.4, max_draft=3)}
-
 
 class ByWidth(hla.SVFilter):
     """Decides by the seconds of what was drafted in the end."""
@@ -170,22 +175,22 @@ class ByWidth(hla.SVFilter):
         return replace(selection, draft=draft)
 
 
-@pytest.mark.full(every=6)
-@pytest.mark.parametrize("stop", STOPPING)
+@pytest.mark.full
 @pytest.mark.parametrize("exact", ["full", "prefix"])
-def test_sv_where_a_rounds_width_depends_on_what_was_drawn(exact, stop):
+def test_sv_where_a_rounds_width_depends_on_what_was_drawn(exact):
     """An end token, or a stop, ends some rounds early; whether a token is verified must not depend on that."""
     target, draft, companion = models()
-    biased = []
-    for profile in (extreme(), extreme(1.6, 0.6), extreme(1.0, 0.6), shipped()):
-        for kind in (hla.SVFilter, ByWidth) if profile.latency.step[0] == 0.6 else (hla.SVFilter,):
-            policy = hla.LossyPolicy(stop=STOPPING[stop], filter=kind(profile, companion, exact, fallback=False))
-            distance, runner = off(target, draft, policy, prompts(4), end=END)
-            assert distance < CLOSE or kind is ByWidth
-            assert len(runner.widths) > 1
-            assert runner.dropped > 0.01 or profile.latency.batches.size > 1
-            biased += [distance] * (kind is ByWidth)
-    assert max(biased) > FAR, "these profiles cannot tell a choice that looks at the width"
+    for stop in (hla.Constant(3), hla.Confidence(0.45, 3), hla.SVIP(0.4, max_draft=3)):
+        biased = []
+        for profile in (extreme(), extreme(1.6, 0.6), extreme(1.0, 0.6), shipped()):
+            for kind in (hla.SVFilter, ByWidth) if profile.latency.step[0] == 0.6 else (hla.SVFilter,):
+                policy = hla.LossyPolicy(stop=stop, filter=kind(profile, companion, exact, fallback=False))
+                distance, runner = off(target, draft, policy, prompts(4), end=END)
+                assert distance < CLOSE or kind is ByWidth, stop
+                assert len(runner.widths) > 1
+                assert runner.dropped > 0.01 or profile.latency.batches.size > 1
+                biased += [distance] * (kind is ByWidth)
+        assert max(biased) > FAR, "these profiles cannot tell a choice that looks at the width"
 
 
 def weighing(exact: str, seed: int | None = None, rows: int = 2) -> hla.SVFilter:
@@ -201,11 +206,11 @@ def weighing(exact: str, seed: int | None = None, rows: int = 2) -> hla.SVFilter
     return hla.SVFilter(make_profile(cells, latency, 3), models(3)[2], exact, fallback=False)
 
 
-@pytest.mark.nightly(every=4)
-@pytest.mark.full(every=8)
-@pytest.mark.parametrize("filter_", ["full", "prefix", "staged", "all"])
-@pytest.mark.parametrize("lengths", [(4, 4), (5, 2)], ids=str)
-def test_two_rows_together(lengths, filter_):
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "filter_", ["full", "prefix", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("staged", "all"))]
+)
+def test_two_rows_together(filter_):
     """V = 3. The law of both texts is the product of the target's: each is right, and they know nothing of each other.
 
     With exact="full" they know a little of each other (docs/explanation/sv-exactness.md).
@@ -220,7 +225,7 @@ def test_two_rows_together(lengths, filter_):
             if filter_ == "staged":
                 stop = stop.with_longest(1)
             policy = hla.LossyPolicy(stop=stop, filter=chosen)
-            distance, runner = off(target, draft, policy, prompts(*lengths, size=3), length=2, end=END)
+            distance, runner = off(target, draft, policy, prompts(5, 2, size=3), length=2, end=END)
             rows = [np.abs(marginal(runner.law, b) - marginal(runner.expected, b)).max() for b in (0, 1)]
             assert max(rows) < CLOSE and (distance < CLOSE or (filter_ == "full" and distance < FAR))
             widths |= runner.widths
@@ -247,7 +252,7 @@ class Practised(hla.JointGoodput):
         return run
 
 
-@pytest.mark.full(every=2)
+@pytest.mark.full
 @pytest.mark.parametrize("rule", [hla.Strict(), hla.BlockVerification()], ids=str)
 def test_two_rows_whose_drafts_end_together(rule):
     """V = 3. How much both draft depends on what both drew."""
@@ -256,15 +261,6 @@ def test_two_rows_whose_drafts_end_together(rule):
     policy = hla.LossyPolicy(rule, Practised(c=0.3, exponent=1.0, max_draft=3, step=0.06))
     assert off(target, draft, policy, prompts(4, 4, size=3), length=2, end=END)[0] < CLOSE
     assert Practised.outcomes >= {(2, True), (2, False)}, "the stop says the same whatever the first tokens are"
-
-
-@pytest.mark.nightly
-def test_three_rows_together():
-    target, draft, _ = models(3)
-    policy = hla.LossyPolicy(stop=hla.Constant(2), filter=weighing("full", 17, 3))
-    _, runner = off(target, draft, policy, prompts(4, 2, 3, size=3), length=1, end=END)
-    rows = [np.abs(marginal(runner.law, b) - marginal(runner.expected, b)).max() for b in (0, 1, 2)]
-    assert max(rows) < CLOSE and runner.dropped > 0.01
 
 
 class Hasty(hla.Confidence):

@@ -1,5 +1,7 @@
 """A rule that is one function: the same as the class of the same formula, alone, in `generate` and in the stock loop; or one line."""
 
+import itertools
+
 import pytest
 import torch
 from support import tiny
@@ -21,13 +23,13 @@ def nothing(laws):
     return laws.entropy < 0
 
 
-@pytest.mark.parametrize("sampling", [False, True])
-@pytest.mark.parametrize(("function", "rule"), [(typical, Typical()), (nothing, Strict())], ids=["typical", "neutral"])
-def test_it_is_the_rule_of_its_formula(function, rule, sampling):
-    block = changed(random_block(0), sampling=sampling)
-    verdict = outcome(rule, block)
-    assert same(verdict, outcome(OwnRule(function), block))
-    assert verdict.lossy.any() == (function is typical)
+def test_it_is_the_rule_of_its_formula():
+    for function, rule in ((typical, Typical()), (nothing, Strict())):
+        for sampling in (False, True):
+            block = changed(random_block(0), sampling=sampling)
+            verdict = outcome(rule, block)
+            assert same(verdict, outcome(OwnRule(function), block))
+            assert verdict.lossy.any() == (function is typical)
 
 
 @pytest.mark.full
@@ -68,45 +70,47 @@ def answering(**answers):
     return type("Mine", (hla.AcceptanceRule,), methods)()
 
 
-@pytest.mark.parametrize("sampling", [False, True])
-@pytest.mark.parametrize(
-    "answer", [None, 1.0, torch.ones(2, 1, dtype=torch.bool), torch.ones(3, dtype=torch.bool), torch.ones(2, 3)]
-)
-def test_a_class_that_answers_something_else_is_named(sampling, answer):
-    block = changed(random_block(0), sampling=sampling)
-    rows, gamma = block.tokens.shape
-    rule = answering(accepts=answer)
-    refused(
-        lambda: decide(rule, block), rf"Mine: accepts: expected bool of shape \({rows}, {gamma}\), got ", TypeError
-    )
-    for nested in (hla.Limited(rule), hla.Union((Strict(), rule))):
-        refused(lambda nested=nested: decide(nested, block), "Mine: accepts: expected ", TypeError)
-    for name in ("correction", "probability") if sampling else ("choice",):
-        refused(lambda name=name: decide(answering(**{name: answer}), block), f"Mine: {name}: expected ", TypeError)
-    if answer is not None:  # None: no token is accepted unchecked
-        refused(lambda: decide(answering(unchecked=answer), block), "Mine: unchecked: expected ", TypeError)
+ANSWERS = (None, 1.0, torch.ones(2, 1, dtype=torch.bool), torch.ones(3, dtype=torch.bool), torch.ones(2, 3))
 
 
-@pytest.mark.parametrize(
-    ("sampling", "answer"),
-    [(False, lambda laws: laws.px), (False, lambda laws: laws.p > 0.1), (False, lambda laws: laws.px[..., 0] > 0.1)]
-    + [(True, lambda laws: laws.p), (True, lambda laws: laws.px[..., 0]), (True, lambda laws: torch.tensor(1.0))]
-    + [(True, lambda laws: 1.0), (True, lambda laws: laws.px[:1])],
-)
-def test_a_formula_that_answers_something_else_is_named(sampling, answer):
+def test_a_class_that_answers_something_else_is_named():
+    for sampling, answer in itertools.product((False, True), ANSWERS):
+        block = changed(random_block(0), sampling=sampling)
+        rows, gamma = block.tokens.shape
+        rule = answering(accepts=answer)
+        words = rf"Mine: accepts: expected bool of shape \({rows}, {gamma}\), got "
+        for each in (rule, hla.Limited(rule), hla.Union((Strict(), rule))):
+            refused(lambda each=each, block=block: decide(each, block), words, TypeError)
+        methods = ["correction", "probability"] if sampling else ["choice"]
+        for name in methods if answer is None else [*methods, "unchecked"]:  # None: no token is accepted unchecked
+            rule = answering(**{name: answer})
+            refused(lambda rule=rule, block=block: decide(rule, block), f"Mine: {name}: expected ", TypeError)
+
+
+FORMULAS = [
+    (False, lambda laws: laws.px), (False, lambda laws: laws.p > 0.1), (False, lambda laws: laws.px[..., 0] > 0.1),
+    (True, lambda laws: laws.p), (True, lambda laws: laws.px[..., 0]), (True, lambda laws: torch.tensor(1.0)),
+    (True, lambda laws: 1.0), (True, lambda laws: laws.px[:1]),
+]  # fmt: skip
+
+
+def test_a_formula_that_answers_something_else_is_named():
     """Where it is asked about some of the tokens, too."""
-    methods = {name: lambda self, laws: answer(laws) for name in ("keeps", "chance")}
-    rule = type("Mine", (hla.Pointwise,), methods)()
-    words = f"Mine: {'chance' if sampling else 'keeps'}: expected "
-    refused(lambda: decide(rule, changed(random_block(0), sampling=sampling)), words, TypeError)
+    for sampling, answer in FORMULAS:
+        methods = {name: lambda self, laws, answer=answer: answer(laws) for name in ("keeps", "chance")}
+        rule, block = type("Mine", (hla.Pointwise,), methods)(), changed(random_block(0), sampling=sampling)
+        words = f"Mine: {'chance' if sampling else 'keeps'}: expected "
+        refused(lambda rule=rule, block=block: decide(rule, block), words, TypeError)
 
 
-@pytest.mark.parametrize("answer", [torch.tensor(True), torch.ones(1, dtype=torch.bool)], ids=["scalar", "one token"])
-def test_a_formula_that_answers_for_no_token_is_named_where_coins_are_tossed(answer):
+def test_a_formula_that_answers_for_no_token_is_named_where_coins_are_tossed():
     """In the engine and in the stock loop; one value for each position, like the entropy, is an answer."""
-    rule = type("Mine", (hla.Pointwise,), {"keeps": lambda self, dists: answer})()
-    refused(lambda: decide(rule, changed(random_block(0), sampling=True)), "Mine: keeps: expected bool of ", TypeError)
-    logits, q = random_block(0).logits[:1, 0], torch.full((1, 6), 1 / 6)
-    refused(lambda: rule.output_distribution(logits, q), r"Mine: keeps: expected bool of shape \(1, 6\), ", TypeError)
+    block, q = changed(random_block(0), sampling=True), torch.full((1, 6), 1 / 6)
+    logits = block.logits[:1, 0]
+    for answer in (torch.tensor(True), torch.ones(1, dtype=torch.bool)):
+        rule = type("Mine", (hla.Pointwise,), {"keeps": lambda self, dists, answer=answer: answer})()
+        refused(lambda rule=rule: decide(rule, block), "Mine: keeps: expected bool of ", TypeError)
+        words = r"Mine: keeps: expected bool of shape \(1, 6\), "
+        refused(lambda rule=rule: rule.output_distribution(logits, q), words, TypeError)
     every = OwnRule(lambda dists: dists.entropy >= 0)
     assert torch.allclose(every.output_distribution(logits, q), q)

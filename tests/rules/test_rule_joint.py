@@ -6,12 +6,12 @@ import math
 import pytest
 import torch
 from support import formulas
-from support.blocks import changed, decide, random_block, sampling_block
-from support.distributions import REJECT, Tables, goodness, sample, target_law
+from support.blocks import decide, sampling_block
+from support.distributions import Tables
 from support.formulas import blocks
 
 import hf_lossy_assist as hla
-from hf_lossy_assist import BlockVerification, LossyPolicy, Strict
+from hf_lossy_assist import BlockVerification, Strict
 from hf_lossy_assist.rules import draw
 
 
@@ -24,13 +24,12 @@ def edges(block):
     return BlockVerification().probability(block).nan_to_num()[..., None]
 
 
-@pytest.mark.parametrize("certain", [False, True], ids=["drawn", "certain"])
-@pytest.mark.parametrize(("gamma", "size"), [(1, 4), (2, 4), (3, 3), (3, 4)])
-def test_blocks_have_the_targets_law(gamma, size, certain, monkeypatch):
+@pytest.mark.parametrize(("gamma", "size"), [(2, 4), pytest.param(3, 3, marks=pytest.mark.full)])
+def test_blocks_have_the_targets_distribution(gamma, size, monkeypatch):
     """The first γ + 1 tokens, where a shorter round goes on with the target: to 1e-12."""
     monkeypatch.setattr("support.distributions.V", size)
     monkeypatch.setattr("support.formulas.V", size)
-    for seed in range(2):
+    for seed, certain in itertools.product(range(2), (False, True)):
         tables = Tables(seed, gamma)
         law = formulas.first_tokens(
             formulas.outcomes(BlockVerification(), tables, gamma, edges, certain), tables, gamma + 1
@@ -88,31 +87,6 @@ def test_the_papers_example():
     for rule, accepted in ((Strict(), 10 / 9), (BlockVerification(), 11 / 9)):
         out = formulas.outcomes(rule, tables, 2, edges)
         assert sum(chance * (len(tokens) - 1) for tokens, chance in out.items()) == pytest.approx(accepted, abs=1e-12)
-
-
-def test_one_outcome_may_be_shorter():
-    block, lengths = random_block(0, rows=50_000), []
-    block = changed(block, lengths=torch.full_like(block.drafted, 4), sent=torch.full_like(block.drafted, 4))
-    for rule in (Strict(), BlockVerification()):
-        torch.manual_seed(0)
-        lengths.append(decide(rule, block).accepted)
-    assert (lengths[1] < lengths[0]).any() and (lengths[1] > lengths[0]).any()
-    assert lengths[1].double().mean() > lengths[0].double().mean() + 0.01
-
-
-@pytest.mark.full
-@pytest.mark.nightly(every=6)
-@pytest.mark.parametrize("stop", [None, hla.SVIP(h=0.45)], ids=["constant", "svip"])
-def test_samples_of_blocks_have_the_targets_law(stop):
-    """Through generate, drafts of one length and of many."""
-    torch.manual_seed(0)
-    assert goodness(sample(LossyPolicy(BlockVerification(), stop), {"temperature": 1.3}), target_law_at(1.3)) > REJECT
-
-
-def target_law_at(temperature):
-    from transformers import TemperatureLogitsWarper
-
-    return target_law((TemperatureLogitsWarper(temperature),))
 
 
 def test_equal_laws_are_accepted_whole():

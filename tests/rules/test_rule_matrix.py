@@ -1,19 +1,16 @@
-"""Every acceptance rule by every property: neutral is strict bit by bit, its law is its formula, looser accepts a superset, it
+"""Every acceptance rule by every property: neutral is strict bit by bit, its distribution is its formula, looser accepts a superset, it
 never accepts less than strict acceptance under the same coins (or says so), and its JSON form comes back.
 """
 
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from support import formulas, paper_rules, tiny
-from support.blocks import changed, decide, make_round, random_block, sampling_block
+from support.blocks import changed, decide, make_round, random_block, same, sampling_block
 from support.distributions import Tables, V
 from support.rule_cases import CASES as PACKAGE_CASES
 from support.rule_cases import GREEDY, SAMPLING
@@ -32,6 +29,7 @@ ELSEWHERE = {"all_but_last": "test_sprinter.py", "judge": "test_judge.py"}  # th
 CASES = PACKAGE_CASES | paper_rules.CASES
 LADDERS = {entry.name: entry for entry in (*list_entries("rule"), *paper_rules.ENTRIES) if entry.ladder is not None}
 RULE_MODES = [(name, mode) for name, case in CASES.items() for mode in case.modes]
+ENUMERATED = [name for name, case in CASES.items() if SAMPLING in case.modes and case.formulas]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -45,6 +43,8 @@ def test_no_rule_is_forgotten():
     assert set(covered) == {cls for name, cls in RULES.items() if name not in ELSEWHERE}
     for name in ELSEWHERE.values():
         assert list(Path(__file__).parent.parent.rglob(name))
+    without = {entry.name for entry in list_entries("rule") if entry.guarantee == "lossy" and entry.ladder is None}
+    assert without == {"all_but_last", "synthetic_for_benchmarks"}, "a rule with a threshold has a ladder"
 
 
 def make(seed: int, mode: str, rows: int = 200, gamma: int = 4, size: int = 7) -> Verified:
@@ -65,70 +65,98 @@ def run(rule: AcceptanceRule, block: Verified, seed: int):
     return decide(rule, block)
 
 
-# -- neutral --------------------------------------------------------------------------------------------------------------
+# -- on random blocks, each rule in each kind of decoding ----------------------------------------------------------------
 
 
-@pytest.mark.full(every=3)
-@pytest.mark.parametrize(("name", "mode"), [x for x in RULE_MODES if CASES[x[0]].neutral is not None])
-def test_neutral_is_strict_on_blocks(name, mode):
-    neutral = CASES[name].neutral
-    assert neutral is not None
-    accepted = 0
-    for seed in range(5):
-        block = make(seed, mode)
-        verdict, strict = run(neutral, block, seed), run(Strict(), block, seed)
-        assert torch.equal(verdict.accepted, strict.accepted) and torch.equal(verdict.token, strict.token)
-        assert not verdict.lossy.any()
-        accepted += int(verdict.accepted.sum())
-    assert accepted > 100
+def test_neutral_is_strict_on_blocks():
+    for name, mode in RULE_MODES:
+        if (neutral := CASES[name].neutral) is None:
+            continue
+        accepted = 0
+        for seed in range(5):
+            block = make(seed, mode)
+            verdict, strict = run(neutral, block, seed), run(Strict(), block, seed)
+            assert same(verdict, strict) and not verdict.lossy.any(), (name, mode)
+            accepted += int(verdict.accepted.sum())
+        assert accepted > 100, (name, mode)
 
 
-PROMPTS = (9, 1, 4, 14)
+def test_looser_accepts_a_superset_and_never_fewer_than_strict():
+    """With the same coins; in the tests' settings, and in those that `tune` climbs, from strict acceptance on."""
+    for name, mode in RULE_MODES:
+        case, entry = CASES[name], LADDERS.get(name)
+        for seed in range(3):
+            block = make(seed, mode)
+            strict, verdicts = run(Strict(), block, seed), [run(rule, block, seed) for rule in case.ladder]
+            if case.monotone:
+                lengths = [verdict.accepted for verdict in verdicts]
+                assert (torch.stack(lengths).diff(dim=0) >= 0).all(), (name, mode, seed)
+            if case.monotone and entry is not None:
+                rules = [entry.make(**entry.example | {entry.ladder[0]: value}) for value in entry.ladder[1]]
+                lengths = [strict.accepted, *(run(rule, block, seed).accepted for rule in rules)]
+                assert (torch.stack(lengths).diff(dim=0) >= 0).all(), (name, mode, seed)
+                assert not any(rule.lossless for rule in rules), name
+            if case.above_strict:
+                for rule, verdict in zip(case.ladder, verdicts, strict=True):
+                    assert rule.accepts_all_strict or isinstance(rule, hla.Limited), rule
+                    more = verdict.accepted > strict.accepted
+                    assert (verdict.accepted >= strict.accepted).all(), (rule, mode, seed)
+                    assert torch.equal(more, verdict.lossy.any(dim=1)), "the first token beyond strict is a lossy one"
 
 
-def write(policy: Any, mode: str, seed: int = 0, draft: str = "often", **settings: Any):
-    """A batch of a tiny target and a draft that is often right; the temperature lets samples of both kinds through."""
-    model = tiny.shared("llama")
-    settings = {"eos_token_id": tiny.NEVER_EMITTED} | settings
-    if mode == SAMPLING:
-        settings |= {"do_sample": True, "temperature": 1.5, "top_k": 0}
-    torch.manual_seed(seed)
-    return tiny.assisted(model, tiny.prompts(PROMPTS), tiny.draft_of(model, draft), policy, **settings)
+def test_rules_that_may_accept_less_say_so():
+    """They are not joined with strict acceptance, and do accept less for some coins; `test_rule_joint.py` has what holds instead."""
+    for name, case in CASES.items():
+        if case.above_strict:
+            continue
+        block = make(1, SAMPLING)
+        strict = run(Strict(), block, 1).accepted
+        assert not any(rule.accepts_all_strict for rule in case.ladder), name
+        assert any((run(rule, block, 1).accepted < strict).any() for rule in case.ladder), name
 
 
-@pytest.mark.full(every=18)
-@pytest.mark.nightly(every=3)
-@pytest.mark.parametrize(("name", "mode"), RULE_MODES)
-def test_the_loosest_setting_works_end_to_end(name, mode):
-    """And accepts what strict acceptance would not, where the rule is lossy at all."""
-    case = CASES[name]
-    out = write(case.ladder[-1], mode, draft="rarely")
-    assert out.sequences.shape == (4, 14 + tiny.NEW)
-    assert out.speculation.lossless == case.ladder[-1].lossless
-    if not case.rare:
-        assert (out.speculation.num_lossy_accepts > 0) == (not case.ladder[-1].lossless)
+def test_nothing_outside_the_draft():
+    """Padding is not accepted, what a filter dropped is not, and a round without a draft is a step of the target."""
+    for name, mode in RULE_MODES:
+        for rule in CASES[name].ladder:
+            whole = make(5, mode)
+            block = changed(whole, sent=torch.minimum(whole.drafted, torch.randint(0, 5, whole.drafted.shape)))
+            verdict = run(rule, block, 5)
+            inside = torch.arange(4) < verdict.accepted[:, None]
+            assert (verdict.accepted <= block.sent).all() and not (verdict.lossy & ~inside).any(), (rule, mode)
+            none = whole.drafted * 0
+            empty = changed(
+                whole, tokens=whole.tokens[:, :0], lengths=none, sent=none, probs=None, logits=whole.logits[:, :1]
+            )
+            assert run(rule, empty, 5).accepted.sum() == 0, (rule, mode)
 
 
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.by_hand])
-def test_rounds_by_hand(name):
-    for rule, rounds in CASES[name].by_hand:
+def test_rounds_by_hand():
+    for rule, rounds in (by_hand for case in CASES.values() for by_hand in case.by_hand):
         run_ = rule.start([torch.zeros(0, dtype=torch.int64)])
         for number, (logits, tokens, passing) in enumerate(rounds):
             count = torch.tensor([len(tokens)])
-            verdict = decide(
-                run_, make_round(torch.tensor([tokens]), count, None, False, count, torch.tensor([logits]))
-            )
-            assert verdict.accepted.tolist() == [passing], (rule, number)
+            block = make_round(torch.tensor([tokens]), count, None, False, count, torch.tensor([logits]))
+            assert decide(run_, block).accepted.tolist() == [passing], (rule, number)
 
 
-# -- laws -----------------------------------------------------------------------------------------------------------------
+@pytest.mark.full
+@pytest.mark.parametrize("mode", [GREEDY, SAMPLING])
+def test_the_loosest_setting_works_end_to_end(mode):
+    """And accepts what strict acceptance would not, where the rule is lossy at all."""
+    model, prompts = tiny.shared("llama"), tiny.prompts((9, 1, 4, 14))
+    settings = {"eos_token_id": tiny.NEVER_EMITTED}
+    if mode == SAMPLING:  # the temperature lets samples of both kinds through
+        settings |= {"do_sample": True, "temperature": 1.5, "top_k": 0}
+    for case in (case for case in CASES.values() if mode in case.modes):
+        torch.manual_seed(0)
+        out = tiny.assisted(model, prompts, tiny.draft_of(model, "rarely"), case.ladder[-1], **settings)
+        assert out.sequences.shape == (4, 14 + tiny.NEW) and out.speculation.lossless == case.ladder[-1].lossless
+        if not case.rare:
+            assert (out.speculation.num_lossy_accepts > 0) == (not case.ladder[-1].lossless), case.ladder[-1]
 
-LAWS = [
-    (name, i)
-    for name, case in CASES.items()
-    if SAMPLING in case.modes and case.formulas
-    for i in range(len(case.formulas))
-]
+
+# -- distributions --------------------------------------------------------------------------------------------------------
 
 
 def find_edges(formula) -> Callable[[Verified], torch.Tensor]:
@@ -146,60 +174,58 @@ def find_edges(formula) -> Callable[[Verified], torch.Tensor]:
     return edges
 
 
-@pytest.mark.full(every=12)
-@pytest.mark.nightly(every=2)
-@pytest.mark.parametrize("gamma", [1, 2])
-@pytest.mark.parametrize(("name", "i"), LAWS)
-def test_its_law_is_its_formula(name, i, gamma):
-    rule, formula = CASES[name].ladder[i], CASES[name].formulas[i]
-    for seed in range(2):
-        tables = Tables(seed, gamma)
-        found = formulas.outcomes(rule, tables, gamma, find_edges(formula))
-        assert sum(found.values()) == pytest.approx(1.0, abs=1e-12)
-        assert formulas.distance(found, formulas.expected(formula, tables, gamma)) < 1e-9
+def far_from_formula(rule, formula, seed: int, gamma: int, certain: bool = False) -> float:
+    """How far the enumerated outcomes of a round are from the formula's, at most."""
+    tables = Tables(seed, gamma)
+    found = formulas.outcomes(rule, tables, gamma, find_edges(formula), certain)
+    assert sum(found.values()) == pytest.approx(1.0, abs=1e-12)
+    return formulas.distance(found, formulas.expected(formula, tables, gamma, certain))
 
 
-@pytest.mark.parametrize(("name", "i"), [x for x in LAWS if not CASES[x[0]].ladder[0].needs_draft_probs])
-def test_its_law_is_its_formula_for_certain_tokens(name, i):
-    """q = None: prompt lookup and the like. q is then 1 on the drafted token."""
-    rule, formula, tables = CASES[name].ladder[i], CASES[name].formulas[i], Tables(3, 2)
-    found = formulas.outcomes(rule, tables, 2, find_edges(formula), certain=True)
-    assert formulas.distance(found, formulas.expected(formula, tables, 2, certain=True)) < 1e-9
+def test_its_distribution_is_its_formula():
+    """For drawn tokens and certain ones: q = None is 1 on the drafted token (prompt lookup and the like)."""
+    for name in ENUMERATED:
+        for rule, formula in zip(CASES[name].ladder, CASES[name].formulas, strict=True):
+            assert far_from_formula(rule, formula, 0, 1) < 1e-9, rule
+            if not rule.needs_draft_probs:
+                assert far_from_formula(rule, formula, 3, 2, certain=True) < 1e-9, rule
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ENUMERATED)
+def test_the_distribution_of_longer_drafts_is_its_formula(name):
+    for rule, formula in zip(CASES[name].ladder, CASES[name].formulas, strict=True):
+        for seed in range(2):
+            assert far_from_formula(rule, formula, seed, 2) < 1e-9, rule
 
 
 def test_a_wrong_formula_is_found():
     for rule, wrong in ((hla.TopK(1), formulas.top_k(2)), (paper_rules.Ensemble(0.5), formulas.ensemble(0.51))):
-        far = [
-            formulas.distance(
-                formulas.outcomes(rule, tables, 1, find_edges(wrong)), formulas.expected(wrong, tables, 1)
-            )
-            for tables in (Tables(seed, 1) for seed in range(4))
-        ]
-        assert max(far) > 1e-4
+        assert max(far_from_formula(rule, wrong, seed, 1) for seed in range(4)) > 1e-4
 
 
-@pytest.mark.parametrize(("name", "i"), [(name, i) for name in ("relaxed_top_k", "top_k_tolerance") for i in range(4)])
-def test_greedy_rules_accept_by_their_formula(name, i):
-    """Every token of some laws, one place each; whatever is rejected, the target's argmax takes its place."""
-    rule, formula = CASES[name].ladder[i], CASES[name].formulas[i]
-    seen = set()
-    for seed in range(6):
-        p = Tables(seed, 0).p[()]
-        block = changed(sampling_block(p.expand(V, 2, V), None, torch.arange(V)[:, None]), sampling=False)
-        verdict, expected = decide(rule, block), formula(p.numpy(), None)[0]
-        assert verdict.accepted.tolist() == [int(x) for x in expected]
-        assert verdict.token.tolist() == [int(p.argmax())] * V
-        seen |= set(verdict.accepted.tolist())
-    assert seen == {0, 1}
+def test_greedy_rules_accept_by_their_formula():
+    """Every token of some distributions, one place each; whatever is rejected, the target's argmax takes its place."""
+    for case in (CASES["relaxed_top_k"], CASES["top_k_tolerance"]):
+        for rule, formula in zip(case.ladder, case.formulas, strict=True):
+            seen = set()
+            for seed in range(6):
+                p = Tables(seed, 0).p[()]
+                block = changed(sampling_block(p.expand(V, 2, V), None, torch.arange(V)[:, None]), sampling=False)
+                verdict, expected = decide(rule, block), formula(p.numpy(), None)[0]
+                assert verdict.accepted.tolist() == [int(x) for x in expected], rule
+                assert verdict.token.tolist() == [int(p.argmax())] * V
+                seen |= set(verdict.accepted.tolist())
+            assert seen == {0, 1}, rule
 
 
 KEPT_IN_GREEDY_TOO = ("top_k", "typical", "kl_judge", "cascade", "cascade chow", "cascade diff")
 
 
-@pytest.mark.parametrize("name", KEPT_IN_GREEDY_TOO)
-def test_greedy_keeps_what_needs_no_coin_in_sampling(name):
+def test_greedy_keeps_what_needs_no_coin_in_sampling():
     """a = 1 though p < q: the same tokens pass in greedy decoding."""
-    for rule, formula in zip(CASES[name].ladder, CASES[name].formulas, strict=True):
+    cases = [CASES[name] for name in KEPT_IN_GREEDY_TOO]
+    for rule, formula in (pair for case in cases for pair in zip(case.ladder, case.formulas, strict=True)):
         for seed in range(4):
             tables = Tables(seed, 0)
             p, q = tables.p[()], tables.q[()]
@@ -208,7 +234,7 @@ def test_greedy_keeps_what_needs_no_coin_in_sampling(name):
             sure = torch.from_numpy(formula(p.numpy(), q.numpy())[0]) == 1
             accepted = decide(rule, block).accepted.bool()
             less = q > p
-            assert torch.equal(accepted & less, (sure | (torch.arange(V) == p.argmax())) & less)
+            assert torch.equal(accepted & less, (sure | (torch.arange(V) == p.argmax())) & less), rule
 
 
 def test_lenience_when_greedy():
@@ -219,95 +245,13 @@ def test_lenience_when_greedy():
         assert decide(hla.Lenience(factor), block).accepted.tolist() == passed
 
 
-# -- looser, and never less than strict -----------------------------------------------------------------------------------
-
-
-@pytest.mark.full(every=12)
-@pytest.mark.nightly(every=2)
-@settings(max_examples=10)
-@given(st.integers(0, 2**31))
-@pytest.mark.parametrize(("name", "mode"), [x for x in RULE_MODES if CASES[x[0]].monotone])
-def test_looser_accepts_a_superset(name, mode, seed):
-    block = make(seed, mode)
-    lengths = torch.stack([run(rule, block, seed).accepted for rule in CASES[name].ladder])
-    assert (lengths.diff(dim=0) >= 0).all()
-
-
-@pytest.mark.full(every=6)
-@settings(max_examples=5)
-@given(st.integers(0, 2**31))
-@pytest.mark.parametrize(
-    ("name", "mode"),
-    [x for x in RULE_MODES if CASES[x[0]].monotone and x[0] in LADDERS],
-)
-def test_a_ladder_climbs_from_strict_to_lax(name, mode, seed):
-    entry, block = LADDERS[name], make(seed, mode)
-    parameter, values = entry.ladder
-    rules = [entry.make(**{**entry.example, parameter: value}) for value in values]
-    lengths = torch.stack([run(rule, block, seed).accepted for rule in (Strict(), *rules)])
-    assert (lengths.diff(dim=0) >= 0).all() and not any(rule.lossless for rule in rules)
-
-
-def test_every_rule_with_a_threshold_has_a_ladder():
-    without = {entry.name for entry in list_entries("rule") if entry.guarantee == "lossy" and entry.ladder is None}
-    assert without == {"all_but_last", "synthetic_for_benchmarks"}
-
-
-@pytest.mark.full(every=12)
-@pytest.mark.nightly(every=6)
-@settings(max_examples=10)
-@given(st.integers(0, 2**31))
-@pytest.mark.parametrize(("name", "mode"), [x for x in RULE_MODES if CASES[x[0]].above_strict])
-def test_never_fewer_than_strict(name, mode, seed):
-    block = make(seed, mode)
-    strict = run(Strict(), block, seed).accepted
-    for rule in CASES[name].ladder:
-        assert rule.accepts_all_strict or isinstance(rule, hla.Limited)
-        verdict = run(rule, block, seed)
-        assert (verdict.accepted >= strict).all()
-        more = verdict.accepted > strict
-        assert torch.equal(more, verdict.lossy.any(dim=1)), "the first token beyond strict acceptance is a lossy one"
-
-
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if not case.above_strict])
-def test_rules_that_may_accept_less_say_so(name):
-    """They are not joined with strict acceptance, and do accept less for some coins; `test_rule_joint.py` has what holds instead."""
-    fewer = 0
-    for rule in CASES[name].ladder:
-        assert not rule.accepts_all_strict
-        block = make(1, SAMPLING)
-        fewer += int((run(rule, block, 1).accepted < run(Strict(), block, 1).accepted).sum())
-    assert fewer > 0
-
-
-@pytest.mark.full(every=3)
-@pytest.mark.parametrize(("name", "mode"), RULE_MODES)
-def test_nothing_outside_the_draft(name, mode):
-    """Padding is not accepted, what a filter dropped is not, and a round without a draft is a step of the target."""
-    for rule in CASES[name].ladder:
-        block = make(5, mode)
-        block = changed(block, sent=torch.minimum(block.drafted, torch.randint(0, 5, block.drafted.shape)))
-        verdict = run(rule, block, 5)
-        assert (verdict.accepted <= block.sent).all()
-        inside = torch.arange(4) < verdict.accepted[:, None]
-        assert not (verdict.lossy & ~inside).any()
-        nothing = make(5, mode, gamma=4)
-        none = nothing.drafted * 0
-        empty = changed(
-            nothing, tokens=nothing.tokens[:, :0], lengths=none, sent=none, probs=None, logits=nothing.logits[:, :1]
-        )
-        assert run(rule, empty, 5).accepted.sum() == 0
-
-
 # -- JSON -----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", sorted(CASES))
-def test_json_round_trip(name):
-    case = CASES[name]
-    for rule in (*case.ladder, *([case.neutral] if case.neutral else [])):
+def test_json_round_trip():
+    for rule in (rule for case in CASES.values() for rule in (*case.ladder, case.neutral) if rule is not None):
         policy = LossyPolicy(rule)
         spec = json.loads(json.dumps(policy.to_dict()))
         assert spec == policy.to_dict(), "the JSON form is plain JSON"
-        assert LossyPolicy.from_dict(spec) == policy and hla.as_policy(json.dumps(spec)) == policy
+        assert LossyPolicy.from_dict(spec) == policy == hla.as_policy(json.dumps(spec)), rule
         assert hash(LossyPolicy.from_dict(spec)) == hash(policy)

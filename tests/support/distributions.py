@@ -1,7 +1,6 @@
 """Shared by several tests."""
 
 import itertools
-import math
 from functools import cache
 
 import torch
@@ -17,14 +16,6 @@ from support.blocks import sampling_block
 REJECT = 1e-4  # the seeds are fixed, so a test that passes goes on passing
 
 V = 5
-
-SAMPLES = 200_000
-EXACT = 1e-12
-
-
-def near(share: float, expected: float, n: int = SAMPLES) -> bool:
-    """Is a share of `n` samples within 3 standard errors of its probability?"""
-    return abs(share - expected) <= 3 * math.sqrt(max(expected * (1 - expected), 0) / n) + EXACT
 
 
 class Tables:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from support import tiny
 from support.heads import draft_of, head_for
+from support.refusals import names, refused
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import (
@@ -75,29 +76,28 @@ def length(stop) -> int:
     return found.pop()
 
 
-@pytest.mark.parametrize(
-    ("stop", "tokens"),
-    [
-        (StopsAt(3, 5), 3),
-        (AtLeast(StopsAt(3, 5), 3), 3),
-        (AtLeast(StopsAt(3, 5), 4), 5),  # its answers before the fourth token are ignored
-        (AtLeast(StopsAt(limit=2), 4), 4),
-        (AtLeast(Constant(2), 4), 4),
-        (AnyOf([StopsAt(3, 5), StopsAt(4)]), 3),
-        (AnyOf([StopsAt(6), StopsAt(limit=4)]), 4),
-        (AnyOf([StopsAt(6), Constant(5)]), 5),
-        (AllOf([StopsAt(2, 3, 5), StopsAt(3, 4)]), 3),
-        (AllOf([StopsAt(2, 5), StopsAt(3, 4)]), 9),  # never both at one token
-        (AllOf([StopsAt(2, 7), StopsAt(3, 4, limit=5)]), 7),  # the second has reached its limit by then
-        (AllOf([StopsAt(2, 7), Constant(4)]), 7),
-        (AllOf([StopsAt(2, 7, limit=8), Constant(8)]), 8),
-        (AllOf([Constant(3), Constant(6)]), 6),
-        (AnyOf([AllOf([StopsAt(2, 6), Constant(4)]), AtLeast(StopsAt(1, 5), 2)]), 5),
-    ],
-    ids=range(15),
-)
-def test_combinations_by_hand(stop, tokens):
-    assert length(stop) == tokens
+BY_HAND = [
+    (StopsAt(3, 5), 3),
+    (AtLeast(StopsAt(3, 5), 3), 3),
+    (AtLeast(StopsAt(3, 5), 4), 5),  # its answers before the fourth token are ignored
+    (AtLeast(StopsAt(limit=2), 4), 4),
+    (AtLeast(Constant(2), 4), 4),
+    (AnyOf([StopsAt(3, 5), StopsAt(4)]), 3),
+    (AnyOf([StopsAt(6), StopsAt(limit=4)]), 4),
+    (AnyOf([StopsAt(6), Constant(5)]), 5),
+    (AllOf([StopsAt(2, 3, 5), StopsAt(3, 4)]), 3),
+    (AllOf([StopsAt(2, 5), StopsAt(3, 4)]), 9),  # never both at one token
+    (AllOf([StopsAt(2, 7), StopsAt(3, 4, limit=5)]), 7),  # the second has reached its limit by then
+    (AllOf([StopsAt(2, 7), Constant(4)]), 7),
+    (AllOf([StopsAt(2, 7, limit=8), Constant(8)]), 8),
+    (AllOf([Constant(3), Constant(6)]), 6),
+    (AnyOf([AllOf([StopsAt(2, 6), Constant(4)]), AtLeast(StopsAt(1, 5), 2)]), 5),
+]
+
+
+def test_combinations_by_hand():
+    for number, (stop, tokens) in enumerate(BY_HAND):
+        assert length(stop) == tokens, number
 
 
 def test_limits_rows_and_the_rest_of_combinations():
@@ -137,19 +137,6 @@ def test_parts_read_one_state():
 def test_the_nested_form():
     spec = {"stop": {"name": "any_of", "stops": ["svip", {"name": "at_least", "stop": {"name": "constant"}, "n": 3}]}}
     assert as_policy(spec) == LossyPolicy(stop=AnyOf((SVIP(), AtLeast(Constant(), 3))))
-    assert LossyPolicy(stop=AllOf([Constant(7), AtLeast(Heuristic(), 2)])).to_dict() == {
-        "stop": {
-            "name": "all_of",
-            "stops": [
-                {"name": "constant", "gamma": 7},
-                {
-                    "name": "at_least",
-                    "stop": {"name": "heuristic", "initial": 5, "max_draft": 40},
-                    "n": 2,
-                },
-            ],
-        }
-    }
 
 
 def test_heads_inside_are_saved_loaded_and_checked(tmp_path):
@@ -159,12 +146,7 @@ def test_heads_inside_are_saved_loaded_and_checked(tmp_path):
     policy = LossyPolicy(stop=AnyOf([SVIP(), HeadStop(head, 0.3), AtLeast(HeadStop(other, 0.2), 3)]))
     assert policy.heads() == {"stop_1_head": head, "stop_2_0_head": other}
     policy.save_pretrained(tmp_path / "made")
-    assert {path.name for path in (tmp_path / "made").iterdir()} == {
-        "policy.json",
-        "README.md",
-        "stop_1_head",
-        "stop_2_0_head",
-    }
+    assert names(tmp_path / "made") == {"policy.json", "README.md", "stop_1_head", "stop_2_0_head"}
     assert LossyPolicy.from_pretrained(tmp_path / "made") == as_policy(str(tmp_path / "made")) == policy
     assert run(policy, RAGGED).speculation.forwards["head"] > 0
 
@@ -172,21 +154,19 @@ def test_heads_inside_are_saved_loaded_and_checked(tmp_path):
 # -- refusals -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("make", "error", "words"),
-    [
-        (lambda: AtLeast(5), TypeError, "AtLeast.stop: expected DraftStop, got 5"),
-        (lambda: AnyOf([]), ValueError, "AnyOf: expected at least one inside"),
-        (lambda: hla.Union([]), ValueError, "Union: expected at least one inside"),
-        (lambda: AllOf([SVIP(), "svip"]), TypeError, "AllOf: .*'svip'"),
-        (lambda: as_policy({"stop": {"name": "any_of", "stops": ["svp"]}}), ValueError, "Did you mean 'svip'"),
-        (lambda: as_policy({"stop": {"name": "any_of", "stops": "svip"}}), TypeError, "AnyOf: "),
-        (lambda: as_policy({"stop": {"name": "at_least", "stop": {"h": 1}}}), ValueError, "stop: expected a name"),
-        (lambda: as_policy({"stop": "any_of"}), ValueError, "takes stops: missing a required argument: 'stops'"),
-        (lambda: as_policy({"stop": {"name": "at_least", "stops": []}}), ValueError, "takes stop, n: missing a required argument: 'stop'"),
-    ],
-)  # fmt: skip
-def test_refused_in_one_line(make, error, words):
-    with pytest.raises(error, match=words) as caught:
-        make()
-    assert "\n" not in str(caught.value)
+REFUSED = [
+    (lambda: AtLeast(5), TypeError, "AtLeast.stop: expected DraftStop, got 5"),
+    (lambda: AnyOf([]), ValueError, "AnyOf: expected at least one inside"),
+    (lambda: hla.Union([]), ValueError, "Union: expected at least one inside"),
+    (lambda: AllOf([SVIP(), "svip"]), TypeError, "AllOf: .*'svip'"),
+    (lambda: as_policy({"stop": {"name": "any_of", "stops": ["svp"]}}), ValueError, "Did you mean 'svip'"),
+    (lambda: as_policy({"stop": {"name": "any_of", "stops": "svip"}}), TypeError, "AnyOf: "),
+    (lambda: as_policy({"stop": {"name": "at_least", "stop": {"h": 1}}}), ValueError, "stop: expected a name"),
+    (lambda: as_policy({"stop": "any_of"}), ValueError, "takes stops: missing a required argument: 'stops'"),
+    (lambda: as_policy({"stop": {"name": "at_least", "stops": []}}), ValueError, "takes stop, n: missing a required argument: 'stop'"),
+]  # fmt: skip
+
+
+def test_refused_in_one_line():
+    for make, error, words in REFUSED:
+        refused(make, words, error)

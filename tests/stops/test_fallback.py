@@ -4,7 +4,6 @@ import itertools
 import json
 from collections.abc import Callable
 
-import pytest
 from support.stops import greedy_equals
 from support.tiny import NEVER_EMITTED
 
@@ -48,18 +47,15 @@ def test_a_draft_that_never_agrees():
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("cost", [2.0, 5.0, 40.0])
-def test_what_trials_cost_is_bounded(cost):
+def test_what_trials_cost_is_bounded():
     """A trial whose draft reads a long prompt costs as much as many rounds: the next waits until that is 2 % of them."""
-    world = World(Fallback(Constant(GAMMA), wait=8), lambda i: 0, cost=cost)
-    rounds = world.rounds(20_000)
-    trials = rounds[4:].count("D")
-    assert trials >= 2, "it does try again"
-    assert (trials - 1) * (cost - 1) <= 0.02 * 20_000
-    first, second = lengths(rounds)[4:7:2]
-    assert first == ("D", 1) and second == ("D", 1)
-    waited = lengths(rounds)[5]
-    assert waited == ("A", max(16, round((cost - 1) / 0.02)))
+    for cost in (2.0, 5.0, 40.0):
+        rounds = World(Fallback(Constant(GAMMA), wait=8), lambda i: 0, cost=cost).rounds(20_000)
+        trials = rounds[4:].count("D")
+        assert trials >= 2, "it does try again"
+        assert (trials - 1) * (cost - 1) <= 0.02 * 20_000
+        first, waited, second = lengths(rounds)[4:7]
+        assert first == second == ("D", 1) and waited == ("A", max(16, round((cost - 1) / 0.02))), cost
 
 
 def test_a_draft_that_agrees_goes_on():
@@ -67,18 +63,14 @@ def test_a_draft_that_agrees_goes_on():
     assert lengths(world.rounds(50)) == [("D", 1), ("A", 1), ("D", 48)], "one round alone says what that costs"
 
 
-@pytest.mark.parametrize(("accepted", "goes_on"), [(1, True), (0, False)])
-def test_what_it_costs_decides(accepted, goes_on):
+def test_what_it_costs_decides():
     """2 tokens a round of 1.5 are worth 1.33 rounds without drafts, 1 token is worth 0.67."""
-    world = World(Fallback(Constant(GAMMA)), lambda i: accepted, cost=1.5)
-    assert (world.rounds(20)[-1] == "D") == goes_on
-
-
-@pytest.mark.parametrize("cost", [0.97, 1.03])
-def test_about_as_fast_changes_nothing(cost):
-    """Within the margin: on stays on."""
-    world = World(Fallback(Constant(GAMMA), margin=0.05), lambda i: 0, cost=cost)
-    assert lengths(world.rounds(40))[-1] == ("D", 38)
+    for accepted, goes_on in ((1, True), (0, False)):
+        world = World(Fallback(Constant(GAMMA)), lambda i, accepted=accepted: accepted, cost=1.5)
+        assert (world.rounds(20)[-1] == "D") == goes_on
+    for cost in (0.97, 1.03):  # within the margin on stays on
+        world = World(Fallback(Constant(GAMMA), margin=0.05), lambda i: 0, cost=cost)
+        assert lengths(world.rounds(40))[-1] == ("D", 38)
 
 
 def test_it_comes_back():

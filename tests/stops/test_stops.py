@@ -110,10 +110,10 @@ def test_heuristic_forgets_between_calls():
     assert {int(sent): sum(counts) for sent, counts in figures[0].items()} == {1: 1, 3: 1, 5: 1, 7: 1, 9: 1}
 
 
-@pytest.mark.parametrize(("gamma", "longest"), [(9, 40), (50, 50)])
-def test_with_longest_of_the_heuristic_is_its_first_draft(gamma, longest):
-    changed = Heuristic().with_longest(gamma)
-    assert changed == Heuristic(gamma, longest) and changed.start(2).begin_round([0, 1]) == [gamma, gamma]
+def test_with_longest_of_the_heuristic_is_its_first_draft():
+    for gamma, longest in ((9, 40), (50, 50)):
+        changed = Heuristic().with_longest(gamma)
+        assert changed == Heuristic(gamma, longest) and changed.start(2).begin_round([0, 1]) == [gamma, gamma]
 
 
 # -- inside the engine and inside Transformers' own loop -------------------------------------------------------------------
@@ -193,27 +193,27 @@ class Plans(hla.DraftStop):
         return self.plan
 
 
-@pytest.mark.parametrize(
-    "stop, error, line",
-    [
-        (Plans([9, 9]), ValueError, "Plans.limits: expected a whole number from 0 to 4, got 9"),
-        (Plans([2, -3]), ValueError, "Plans.limits: expected a whole number from 0 to 4, got -3"),
-        (Plans([2, 2.5]), TypeError, "Plans.limits: expected a whole number from 0 to 4, got 2.5"),
-        (Plans([2]), TypeError, "Plans.limits: expected a list of 2 numbers, one a row, got [2]"),
-        (Plans(None), TypeError, "Plans.limits: expected a list of 2 numbers, one a row, got None"),
-        (Plans([2, 2], None), TypeError, "Plans.longest: expected a whole number of at least 1, got None"),
-        (Plans([2, 2], "x"), TypeError, "Plans.longest: expected a whole number of at least 1, got 'x'"),
-        (Plans([2, 2], 2.5), TypeError, "Plans.longest: expected a whole number of at least 1, got 2.5"),
-        (Float(), TypeError, "Float: should_stop: expected bool of shape (2,), got "),
-        (OneAnswer(), TypeError, "Whole: after_token: expected bool of shape (2,), got bool of shape ()"),
-        (
-            hla.LossyPolicy(filter=OneLength()),
-            TypeError,
-            "OneLength: select: Selection.sent: expected int64 of shape (2,), got int64 of shape (1,)",
-        ),
-    ],
-)
-def test_what_a_custom_stop_or_filter_gets_wrong_is_one_line(stop, error, line):
+WRONG = [
+    (Plans([9, 9]), ValueError, "Plans.limits: expected a whole number from 0 to 4, got 9"),
+    (Plans([2, -3]), ValueError, "Plans.limits: expected a whole number from 0 to 4, got -3"),
+    (Plans([2, 2.5]), TypeError, "Plans.limits: expected a whole number from 0 to 4, got 2.5"),
+    (Plans([2]), TypeError, "Plans.limits: expected a list of 2 numbers, one a row, got [2]"),
+    (Plans(None), TypeError, "Plans.limits: expected a list of 2 numbers, one a row, got None"),
+    (Plans([2, 2], None), TypeError, "Plans.longest: expected a whole number of at least 1, got None"),
+    (Plans([2, 2], "x"), TypeError, "Plans.longest: expected a whole number of at least 1, got 'x'"),
+    (Plans([2, 2], 2.5), TypeError, "Plans.longest: expected a whole number of at least 1, got 2.5"),
+    (Float(), TypeError, "Float: should_stop: expected bool of shape (2,), got "),
+    (OneAnswer(), TypeError, "Whole: after_token: expected bool of shape (2,), got bool of shape ()"),
+    (
+        hla.LossyPolicy(filter=OneLength()),
+        TypeError,
+        "OneLength: select: Selection.sent: expected int64 of shape (2,), got int64 of shape (1,)",
+    ),
+]
+
+
+def test_what_a_custom_stop_or_filter_gets_wrong_is_one_line():
     model = tiny.shared("llama")
-    with pytest.raises(error, match=f"^{re.escape(line)}[^\n]*$"):
-        tiny.assisted(model, tiny.prompts((5, 3)), tiny.draft_of(model, "often"), stop)
+    for stop, error, line in WRONG:
+        with pytest.raises(error, match=f"^{re.escape(line)}[^\n]*$"):
+            tiny.assisted(model, tiny.prompts((5, 3)), tiny.draft_of(model, "often"), stop)

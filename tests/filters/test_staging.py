@@ -9,7 +9,7 @@ import pytest
 import torch
 from support import tiny
 from support.blocks import draft_of
-from support.distributions import NEW, PROMPT, REJECT, goodness, pair, sample, target_law
+from support.distributions import NEW, PROMPT, pair
 from support.sv_models import distance, laws
 
 import hf_lossy_assist as hla
@@ -49,10 +49,10 @@ def output_law(q, c, p, monkeypatch):
     return out
 
 
-@pytest.mark.parametrize(("gamma", "size"), [(1, 2), (2, 3), (3, 2), (2, 4), (3, 3)])
-def test_the_law_is_the_targets(gamma, size, monkeypatch):
+@pytest.mark.parametrize(("gamma", "size"), [(2, 3), pytest.param(3, 3, marks=pytest.mark.full)])
+def test_the_distribution_is_the_targets(gamma, size, monkeypatch):
     random = np.random.default_rng(gamma + 10 * size)
-    for _ in range(5):
+    for _ in range(3):
         q, c, p = laws(random, gamma, size), laws(random, gamma + 1, size), laws(random, gamma + 1, size)
         out = output_law(q, c, p, monkeypatch)
         assert sum(out.values()) == pytest.approx(1.0, abs=1e-12)
@@ -72,10 +72,10 @@ def test_a_refused_token_is_replaced_and_what_follows_it_is_left_out():
     assert valid([10], [1]) == [10], "it was not: the draft knows all that is left"
 
 
-@pytest.mark.full(every=12)
-@pytest.mark.nightly(every=4)
-@pytest.mark.parametrize("kinds", [("rarely", "often"), ("often", "rarely"), ("never", "always"), ("always", "never")])
-@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2"])
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [("llama", ("never", "always")), pytest.param("gemma3", ("rarely", "often"), marks=pytest.mark.full)],
+)
 def test_greedy_text_is_the_targets(name, kinds):
     target = tiny.shared(name)
     draft, companion = (tiny.draft_of(target, kind) for kind in kinds)
@@ -86,20 +86,8 @@ def test_greedy_text_is_the_targets(name, kinds):
         assert torch.equal(out.sequences, tiny.greedy(target, inputs))
         total = out.speculation.total()
         assert out.speculation.forwards["companion"] > 0
-        if kinds == (
-            "never",
-            "always",
-        ):  # each round: the companion's correction, and the target's own token behind it
+        if name == "llama":  # each round: the companion's correction, and the target's own token behind it
             assert total.num_accepted_draft_tokens == total.num_draft_tokens > 0
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("stop", [hla.Constant(2), hla.Confidence(0.3)], ids=["constant", "confidence"])
-def test_samples_have_the_targets_law(stop):
-    target, draft = pair()
-    policy = hla.LossyPolicy(stop=stop, filter=hla.Staged(tiny.noisy(target, 0.2, seed=2)))
-    torch.manual_seed(0)
-    assert goodness(sample(policy, {}), target_law(())) > REJECT
 
 
 def test_the_draft_itself_as_companion_changes_nothing():

@@ -1,5 +1,7 @@
-"""SV inside `generate`: greedy text is the target's own, samples have the target's law (χ², tiny models and the demo's), the paper's own
-form has not, and the companion is asked once a round or, where it does not pay, never."""
+"""SV inside `generate`: greedy text is the target's own, and a companion is asked once a round, or never if it does not pay.
+
+What samples are distributed by is enumerated: test_verification.py, and rules/test_lossless_registry.py through the engine.
+"""
 
 import warnings
 
@@ -7,11 +9,9 @@ import numpy as np
 import pytest
 import torch
 from support import tiny
-from support.distributions import CALLS, REJECT, goodness, pair, sample, target_law
 from support.sv_models import bins, steep
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.artifacts.profile_tables import Bins
 
 
 @pytest.fixture(scope="module")
@@ -21,11 +21,14 @@ def models():
     return found
 
 
-@pytest.mark.nightly(every=3)
-@pytest.mark.full(every=9)
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy")  # the paper's form is, but not in greedy decoding
-@pytest.mark.parametrize("exact", ["full", "prefix", "off"])
-@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2"])
+@pytest.mark.parametrize(
+    ("name", "exact"),
+    [
+        ("llama", "full"), pytest.param("gemma3", "prefix", marks=pytest.mark.full),
+        pytest.param("gpt2", "off", marks=pytest.mark.full),
+    ],
+)  # fmt: skip
 def test_greedy_text_is_the_targets(name, exact):
     target = tiny.shared(name)
     draft, companion = tiny.draft_of(target, "often"), tiny.draft_of(target, "rarely")
@@ -37,65 +40,6 @@ def test_greedy_text_is_the_targets(name, exact):
         total, forwards = out.speculation.total(), out.speculation.forwards
         assert total.num_dropped_tokens > 0 and total.num_draft_tokens > 0
         assert forwards["companion"] <= forwards["target"]
-
-
-def exactly(exact: str, cost: float = 0.3):
-    """The policy of the χ² tests: a companion that differs from the draft, and cells that drop some tokens and keep others."""
-    target, draft = pair()
-    companion = tiny.noisy(target, 0.6, seed=4)
-    accept = np.array([[0.05, 0.3, 0.6], [0.1, 0.5, 0.95]])
-    cells = Bins(np.array([0.6], np.float32), np.array([[0.3, 0.8], [0.4, 0.9]], np.float32), accept, accept.mean(axis=1),
-                 np.ones((2, 3), dtype=np.int64))  # fmt: skip
-    made = steep(target, draft, companion, cells, cost)
-    return hla.SpeculativeVerification(made, companion, 2, exact)
-
-
-@pytest.mark.full
-@pytest.mark.nightly(every=6)
-@pytest.mark.parametrize("exact", ["full", "prefix"])
-def test_samples_have_the_targets_law(exact):
-    torch.manual_seed(0)
-    assert goodness(sample(exactly(exact), {}, CALLS // 2), target_law(())) > REJECT
-
-
-@pytest.mark.full
-def test_samples_of_the_papers_form_have_another_law():
-    torch.manual_seed(0)
-    with pytest.warns(UserWarning, match="lossy"):
-        counts = sample(exactly("off"), {}, CALLS // 2)
-    assert goodness(counts, target_law(())) < REJECT
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("exact", ["full", "prefix"])
-def test_demo_samples_have_the_targets_law(models, exact):
-    """Two tokens at temperature 2, where the demo's target is unsure enough: the first, and the second behind its likeliest first.
-
-    Behind the last words of a prompt: every sample pays for its own copy.
-    """
-    tokenized = models.tokenizer([hla.demo.problems(1, 5)[0].prompt], return_tensors="pt")
-    prompt = {name: x[:, -8:] for name, x in tokenized.items()}
-    made = steep(models.target, models.draft, models.companion, bins(np.random.default_rng(3)), batch=800)
-    policy = hla.SpeculativeVerification(made, models.companion, 3, exact)
-    torch.manual_seed(0)
-    new, dropped = [], 0
-    for _ in range(3):
-        out = models.target.generate(
-            **prompt, assistant_model=models.draft, lossy_policy=policy, do_sample=True, temperature=2.0, top_k=0,
-            num_return_sequences=800, max_new_tokens=3, return_dict_in_generate=True,
-        )  # fmt: skip
-        new.append(out.sequences[:, prompt["input_ids"].shape[1] :][:, :2])
-        dropped += out.speculation.total().num_dropped_tokens
-    drawn, ids = torch.cat(new), prompt["input_ids"]
-    assert dropped > 0
-    for place in range(2):
-        with torch.no_grad():
-            law = (models.target(ids).logits[0, -1].double() / 2.0).softmax(-1)
-        counts = torch.bincount(drawn[:, place], minlength=law.shape[0])
-        assert goodness(counts, law) > REJECT
-        likeliest = law.argmax()
-        drawn, ids = drawn[drawn[:, place] == likeliest], torch.cat([ids, likeliest[None, None]], dim=1)
-    assert len(drawn) > 100, "the second test had too few samples to mean anything"
 
 
 def test_where_it_does_not_pay_it_is_strict_acceptance(models):

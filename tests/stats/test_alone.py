@@ -40,22 +40,17 @@ def test_a_line_through_blocks_of_different_sizes():
     assert found.kind == "fitted" and found.seconds == pytest.approx(1.0 + 10 * 0.18)
 
 
-@pytest.mark.parametrize(("token", "start", "one"), [(0.01, 0.0, 0.08), (-0.001, 0.5, None)])
-def test_a_line_is_not_followed_beyond_reason(token, start, one):
+def test_a_line_is_not_followed_beyond_reason():
     """A token costs its share of a block at least, and a block at most."""
-    reads = [PROMPT] + [linear(8, n, start, token) for n in (48,) * 8 + (16,)]
-    assert estimate_target_alone(reads, [2] * 8).seconds == pytest.approx(1.0 + (one or 0.5 - 0.048))
+    for token, start, one in ((0.01, 0.0, 0.08), (-0.001, 0.5, 0.5 - 0.048)):
+        reads = [PROMPT] + [linear(8, n, start, token) for n in (48,) * 8 + (16,)]
+        assert estimate_target_alone(reads, [2] * 8).seconds == pytest.approx(1.0 + one)
 
 
-@pytest.mark.parametrize(
-    "reads",
-    [
-        [ForwardRecord(8, 48, 0.6)] * 20,
-        [ForwardRecord(8, 48, 0.6), ForwardRecord(8, 16, 0.2), ForwardRecord(8, 48, 0.8)],
-    ],
-)
-def test_where_nothing_tells_them_apart_a_block_is_the_bound(reads):
-    assert estimate_target_alone([PROMPT, *reads], [3] * 8) == TargetAlone(1.0 + 2 * 0.6, "at most")
+def test_where_nothing_tells_them_apart_a_block_is_the_bound():
+    few = [ForwardRecord(8, 48, 0.6), ForwardRecord(8, 16, 0.2), ForwardRecord(8, 48, 0.8)]
+    for reads in ([ForwardRecord(8, 48, 0.6)] * 20, few):
+        assert estimate_target_alone([PROMPT, *reads], [3] * 8) == TargetAlone(1.0 + 2 * 0.6, "at most")
 
 
 def test_rounds_of_far_fewer_rows_do_not_count_as_measured():
@@ -85,9 +80,9 @@ def test_a_loss_is_reported_with_the_way_out():
     assert not stats(TargetAlone(0.9, "measured"), falls_back=True).advice().endswith("with_fallback()")
 
 
-@pytest.mark.parametrize("alone", [None, TargetAlone(1.45, "measured"), TargetAlone(3.0, "at most")])
-def test_a_gain_and_a_tie_are_not(alone):
-    assert stats(alone).advice() is None and "did not pay" not in str(stats(alone))
+def test_a_gain_and_a_tie_are_not():
+    for alone in (None, TargetAlone(1.45, "measured"), TargetAlone(3.0, "at most")):
+        assert stats(alone).advice() is None and "did not pay" not in str(stats(alone))
 
 
 def test_json_and_several_calls_together():
@@ -100,15 +95,14 @@ def test_json_and_several_calls_together():
     assert stats(None).to_dict()["target_alone_estimate"] is None
 
 
-@pytest.mark.parametrize("rows", [1, 3])
-def test_a_call_reports_it(rows):
+def test_a_call_reports_it():
     target = hla.enable(small.llama())
     for policy, kinds in (
         ("strict", {"at most", "fitted"}),
         (hla.LossyPolicy().with_fallback(margin=0.0), {"measured"}),
     ):
         out = target.generate(
-            **small.ragged((0, 3, 5)[:rows]), assistant_model=small.near(target, 0.02), lossy_policy=policy, do_sample=False,
+            **small.ragged((0, 3, 5)), assistant_model=small.near(target, 0.02), lossy_policy=policy, do_sample=False,
             max_new_tokens=16, num_assistant_tokens=3, return_dict_in_generate=True,
         )  # fmt: skip
         found = out.speculation

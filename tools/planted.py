@@ -116,6 +116,9 @@ FAULTS = (
     Fault("prefixes weights", "models/prefix_cache.py", "return model, adapters_of(model), weights_version(base_of(model))", "return model, adapters_of(model)", "generation/test_weights_in_between.py"),
     Fault("counts after the end", "stats/speculation.py", "if begins < lengths[row]:", "if True:", "stats generation/test_generate.py"),
     Fault("certificates weights", "artifacts/identity.py", "if weights == weights_hash_once(model):", "if True:", "evaluation artifacts"),
+    # Training data
+    Fault("data states", "methods/autojudge/fit.py", 'inside = position == "token" and response[t] == token', 'inside = position == "token"', "methods/autojudge/test_states.py"),
+    Fault("data rounds", "methods/sv/round_costs.py", "watch.last = None  # a call's first round includes its prompt", "pass", "methods/sv/test_profiling.py"),
 )  # fmt: skip
 
 

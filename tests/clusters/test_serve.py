@@ -19,7 +19,7 @@ import hf_lossy_assist as hla
 from hf_lossy_assist import demo
 
 
-APP, NEW = f"texts{os.getpid()}", 48
+APP, NEW = f"texts{os.getpid()}", 32
 SETTINGS = {"policies": "svip,strict", "replicas": 2, "batch_size": 4, "num_cpus": 0.1, "grace": 60}
 pytestmark = [pytest.mark.full, pytest.mark.filterwarnings("ignore::Warning:ray")]
 
@@ -49,7 +49,7 @@ def texts():
     target, draft, _, tokenizer = hla.demo.load()
     hla.enable(target)
     out = {}
-    for problem in hla.demo.problems(8, seed=7):
+    for problem in hla.demo.problems(4, seed=7):
         inputs = tokenizer(problem.prompt, return_tensors="pt")
         ids = target.generate(
             **inputs, assistant_model=draft, lossy_policy="svip", max_new_tokens=NEW, do_sample=False
@@ -170,6 +170,7 @@ def test_a_conversation_stays_at_one_replica(url):
     assert len(used) == 2, "different ones are spread"
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc as Linux has it")
 def test_a_replica_that_is_killed(url, texts):
     with Traffic(url, texts) as traffic:
@@ -186,6 +187,7 @@ def test_a_replica_that_is_killed(url, texts):
     assert broken <= 4, "requests without a part of an answer went to the other replica"
 
 
+@pytest.mark.nightly
 def test_an_update_drops_nothing(url, texts):
     from ray import serve
 
@@ -201,38 +203,48 @@ def test_an_update_drops_nothing(url, texts):
     assert not old & set(find_replicas())
 
 
-@pytest.mark.parametrize(
-    ("given", "line"),
-    [
-        ("x", "not a mapping"),
-        ({"modle": "M"}, "app: unknown setting 'modle'. Did you mean 'model'"),
-        ({"policies": []}, "policies: Input should be a valid string"),
-        ({"replicas": "x"}, "replicas: Input should be a valid integer"),
-        ({"drafter": "./none"}, "'./none' is neither a folder here nor a repository name"),
-        ({"drafter": "none"}, "drafter: unknown drafter 'none'; there are auto"),
-        ({"device": "tpu9"}, "load: device .* cannot be used here"),
-        ({"device": "meta"}, "load: device .* cannot be used here"),
-        ({"device": "cuda", "dtype": "int8"}, "int8 computes on the CPU alone"),
-        ({"num_cpus": float("inf")}, "num_cpus: expected a number from 0 to 1e.06, got inf"),
-        (
-            {"dtype": "f", "model": str(demo.FOLDER / "target"), "assistant": str(demo.FOLDER / "draft")},
-            "unknown dtype 'f'",
-        ),
-        ({"model": "M"}, "model and assistant: expected both"),
-        (
-            {"model": "./none", "assistant": "./none"},
-            "./none was not loaded: it is neither a folder here nor a Hub id",
-        ),
-        ({"batch_size": 0}, "batch_size: expected a whole number .* 1, got 0"),
-        ({"replicas": (3, 2)}, r"replicas: expected a number from 1, or \[least, most\], got \(3, 2\)"),
-        ({"policies": "svop"}, "svop"),
-        ({"api_key": " key"}, "API key"),
-    ],
+# -- without a cluster --------------------------------------------------------------------------------------------------
+
+WRONG = (
+    ("x", "not a mapping"),
+    ({"modle": "M"}, "app: unknown setting 'modle'. Did you mean 'model'"),
+    ({"policies": []}, "policies: Input should be a valid string"),
+    ({"replicas": "x"}, "replicas: Input should be a valid integer"),
+    ({"replicas": (3, 2)}, r"replicas: expected a number from 1, or \[least, most\], got \(3, 2\)"),
+    ({"drafter": "none"}, "drafter: unknown drafter 'none'; there are auto"),
+    ({"device": "tpu9"}, "load: device .* cannot be used here"),
+    ({"num_cpus": float("inf")}, "num_cpus: expected a number from 0 to 1e.06, got inf"),
+    ({"model": "M"}, "model and assistant: expected both"),
+    ({"model": "./none", "assistant": "./none"}, "./none was not loaded: it is neither a folder here nor a Hub id"),
+    ({"batch_size": 0}, "batch_size: expected a whole number .* 1, got 0"),
+    ({"policies": "svop"}, "svop"),
+    ({"api_key": " key"}, "API key"),
 )
-def test_wrong_arguments_are_refused_in_one_line(given, line):
-    with pytest.raises((ValueError, TypeError, OSError), match=line) as refused:
-        hla.ray.app(given)
-    assert "\n" not in str(refused.value)
+
+
+def test_wrong_arguments_are_refused_in_one_line():
+    pytest.importorskip("ray")
+    for given, line in WRONG:
+        with pytest.raises((ValueError, TypeError, OSError), match=line) as refused:
+            hla.ray.app(given)
+        assert "\n" not in str(refused.value), given
+
+
+def test_what_requests_of_a_conversation_share():
+    pytest.importorskip("ray")
+    from hf_lossy_assist.ray.front import find_session
+
+    system, first = {"role": "system", "content": "Count."}, {"role": "user", "content": "a"}
+    for one, other, same in (
+        ({"messages": [system, first]}, {"messages": [system, first, {"role": "assistant", "content": "b"}]}, True),
+        ({"messages": [system, first]}, {"messages": [system, {"role": "user", "content": "b"}]}, False),
+        ({"prompt": "a" * 256}, {"prompt": "a" * 256 + "b"}, True),
+        ({"prompt": "a" * 256}, {"prompt": "a" * 255 + "b"}, False),
+        ({"prompt": [5] * 64}, {"prompt": [5] * 64 + [6]}, True),
+        ({"prompt": ["a", "b"]}, {"prompt": "a"}, True),
+        ({"prompt": "a", "prompt_cache_key": "k"}, {"prompt": "b", "prompt_cache_key": "k"}, True),
+    ):
+        assert (find_session(one) == find_session(other)) is same, other
 
 
 def test_a_folder_without_weights_is_refused_before_a_replica_is_started(tmp_path):

@@ -143,32 +143,31 @@ def test_texts_in_files_go_on_from_those_that_are_there(hf_lossy, tmp_path):
     assert (out / "00000.jsonl").stat().st_ino == first and (out / "00001.jsonl").read_text() == second
 
 
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (("--ray", "auto"), "--ray and --resume are for texts in files: pass --out"),
-        (("--out", "texts"), "--out continues the file of --prompts"),
-        (("--out", "texts", "--prompts", "p.jsonl", "--json"), "leave --prompt, --json and --policy svip out"),
-        (("--out", "texts", "--prompts", "none.jsonl"), "there is no file 'none.jsonl'"),
-        (("--out", "texts", "--prompts", "p.jsonl", "--set", "num_beams=2"), "num_beams"),
-        (("--out", "empty", "--prompts", "p.jsonl", "--resume"), "empty exists: choose another --out"),
-        (("--out", "texts", "--prompts", "p.txt"), "--out continues JSON lines (.jsonl), and hla.ray.Writer tables"),
-        (("--out", "p.jsonl", "--prompts", "p.jsonl"), "p.jsonl exists: choose another --out"),
-        (("--out", "texts", "--prompts", "p.jsonl", "--ray", "127.0.0.1:1"), "--ray 127.0.0.1:1: no cluster to work on"),
-        (("--out", "texts", "--prompts", "p.jsonl", "--ray", "ray://127.0.0.1:1"), "no cluster to work on ([Errno 111] Connection refused)"),
-        (("--out", "texts", "--prompts", "p.jsonl", "--ray", "http://127.0.0.1:8265"), "start one with `ray start --head`, or pass --ray local"),
-    ],
-)  # fmt: skip
-def test_refused(hf_lossy, tmp_path, monkeypatch, words, line):
-    if "--ray" in words and words[0] == "--out":
-        pytest.importorskip("ray")
+OUT = ("--out", "texts", "--prompts", "p.jsonl")
+REFUSED = (
+    (("--ray", "auto"), "--ray and --resume are for texts in files: pass --out"),
+    (("--out", "texts"), "--out continues the file of --prompts"),
+    ((*OUT, "--json"), "leave --prompt, --json and --policy svip out"),
+    (("--out", "texts", "--prompts", "none.jsonl"), "there is no file 'none.jsonl'"),
+    ((*OUT, "--set", "num_beams=2"), "num_beams"),
+    (("--out", "empty", "--prompts", "p.jsonl", "--resume"), "empty exists: choose another --out"),
+    (("--out", "texts", "--prompts", "p.txt"), "--out continues JSON lines (.jsonl), and hla.ray.Writer tables"),
+    ((*OUT, "--ray", "127.0.0.1:1"), "--ray 127.0.0.1:1: no cluster to work on"),
+    ((*OUT, "--ray", "ray://127.0.0.1:1"), "no cluster to work on ([Errno 111] Connection refused)"),
+    ((*OUT, "--ray", "http://127.0.0.1:8265"), "start one with `ray start --head`, or pass --ray local"),
+)
+
+
+def test_refused_in_one_line(hf_lossy, tmp_path, monkeypatch):
+    pytest.importorskip("ray")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     for name in ("p.jsonl", "p.txt"):
         (tmp_path / name).write_text("".join(lines_of(1)))
-    done = hf_lossy(*COMMAND, *words)
-    assert not list(tmp_path.glob("texts*"))
-    assert done.code == 2 and line in done.err.strip().splitlines()[-1], done.err
+    for words, line in REFUSED:
+        done = hf_lossy(*COMMAND, *words)
+        assert not list(tmp_path.glob("texts*"))
+        assert done.code == 2 and line in done.err.strip().splitlines()[-1], words
 
 
 def make_pair(models):
@@ -221,24 +220,19 @@ def test_what_is_mined_and_collected_by_workers_that_load_the_models(tmp_path):
         assert alone == elsewhere and alone, job
 
 
-@pytest.mark.parametrize(
-    ("settings", "line"),
-    [
+def test_a_writer_that_cannot_be_made():
+    models = {"tokenizer": hla.demo.load().tokenizer, "seed": 3}
+    for settings, line in (
         ({"draft": "D"}, "draft D has no target: pass both, or neither for the demo's"),
         ({"dtype": "float7"}, "load: unknown dtype 'float7'. Did you mean 'float32'"),
         ({"target": "./none"}, "./none was not loaded: it is neither a folder here nor a Hub id"),
         ({"target": "M", "load_models": dict}, "load_models is in place of target, draft and policy: pass either"),
-        (
-            {"load_models": lambda: (hla.demo.load().target, {"tokenizer": hla.demo.load().tokenizer, "seed": 3})},
-            "multiple values for keyword argument 'seed'",
-        ),
-        ({"dtype": 3}, "load: unknown dtype '3'"),
+        ({"load_models": lambda: (hla.demo.load().target, models)}, "multiple values for keyword argument 'seed'"),
         ({"device": "meta"}, "load: device .* cannot be used here"),
-    ],
-)
-def test_a_writer_that_cannot_be_made(settings, line):
-    with pytest.raises((ValueError, TypeError, OSError), match=line):
-        Writer(**settings)
+        ({"max_new_tokens": -1}, "max_new_tokens"),
+    ):
+        with pytest.raises((ValueError, TypeError, OSError), match=line):
+            Writer(**settings)
 
 
 def test_a_job_without_a_cluster_writes_nothing(tmp_path):

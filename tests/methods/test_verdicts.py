@@ -12,11 +12,10 @@ def table(kinds, prompts, each, strength):
     return drawn(kinds, prompts, each, lambda x: strength * x[:, 0] + 1.5, lam=1.0)
 
 
-@pytest.mark.nightly(every=3)
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("method", "kinds", "each"),
-    [("sprinter", list(KINDS), 5), ("specdec", [REPLACED], 20)],
+    [("sprinter", list(KINDS), 5), pytest.param("specdec", [REPLACED], 20, marks=pytest.mark.nightly)],
     ids=["sprinter", "specdec"],
 )
 def test_a_head_is_called_good_only_where_it_is(hf_lossy, tmp_path, method, kinds, each):

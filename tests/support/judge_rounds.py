@@ -1,6 +1,5 @@
 """AutoJudge's heads over tiny models, the rounds of a call, and what plain forwards say of what a head reads."""
 
-import itertools
 import math
 from functools import cache
 from types import SimpleNamespace
@@ -18,9 +17,7 @@ from support.tiny import NEVER_EMITTED, greedy, prompts, some_eos
 RAGGED, EVEN, ONE = (9, 1, 4, 14), (6, 6, 6), (9,)
 MODELS, POSITIONS = ("draft", "target", "both"), ("token", "predicting")
 SPECS = [FeatureSpec(model, position) for model in MODELS for position in POSITIONS]
-TOGETHER = SPECS[4:]  # "both", whose halves are what "draft" and "target" read
-BOTH = TOGETHER[0]
-EACH = [("llama", spec) for spec in SPECS] + [*itertools.product(("qwen2", "gpt2", "gemma2", "gpt_neox"), TOGETHER)]
+BOTH = SPECS[4]  # whose halves are what "draft" and "target" read
 
 
 def case_id(value: Any) -> str:

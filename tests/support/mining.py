@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from datasets import load_from_disk
 
 from hf_lossy_assist import demo
 from hf_lossy_assist.methods.autojudge import mine as module
-from hf_lossy_assist.methods.autojudge.dataset import RECORD
 from hf_lossy_assist.methods.autojudge.mine import MineSettings, mine, mine_problems
 from hf_lossy_assist.methods.autojudge.search import Mined
 from hf_lossy_assist.tasks.base import Problem
@@ -49,23 +47,12 @@ def undisturbed() -> tuple[Path, list[Mined], tempfile.TemporaryDirectory]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "mine_problems", tee)
-        out = mine_demo(Path(where.name) / "data")
+        m, out = loaded(), Path(where.name) / "data"
+        mine(
+            m.target, m.draft, m.tokenizer, TASK, TASK.problems(COUNT), out, SETTINGS, batch_size=COUNT, source=SOURCE
+        )
     return out, sorted(seen, key=lambda one: one.problem), where
 
 
 def local() -> list[Mined]:
     return undisturbed()[1]
-
-
-def mine_demo(out: Path, count: int = COUNT, settings: MineSettings = SETTINGS, **options: Any) -> Path:
-    m = loaded()
-    options = {"batch_size": COUNT, "source": SOURCE} | options
-    return mine(m.target, m.draft, m.tokenizer, TASK, TASK.problems(count), out, settings, **options)
-
-
-def same_dataset(a: Path, b: Path) -> bool:
-    assert {p.name for p in a.iterdir()} == {p.name for p in b.iterdir()}
-    return (
-        load_from_disk(str(a)).to_list() == load_from_disk(str(b)).to_list()
-        and all((a / name).read_text() == (b / name).read_text() for name in ("README.md", RECORD))
-    )  # fmt: skip

@@ -28,10 +28,6 @@ def save_pairs(folder: Path, *names: str) -> None:
         tiny.noisy(target, 0.05).save_pretrained(folder / f"{name}-draft")
 
 
-def write_prompts(folder: Path) -> None:
-    (folder / "p.jsonl").write_text("".join(json.dumps({"prompt": f"w{n}"}) + "\n" for n in range(7)))
-
-
 @dataclass(frozen=True)
 class Job:
     """A script with its arguments, in a folder of its own."""
@@ -49,7 +45,6 @@ JOBS = {
     "sharded": Job(
         SUPPORT / "sharded_calls.py", f". {','.join(SHARDED)}", lambda folder: save_pairs(folder, *SHARDED)
     ),
-    "mined": Job(SUPPORT / "mining_script.py", "p.jsonl data", write_prompts),
     "generate_dataset.py": Job(MULTI_GPU / "generate_dataset.py", "--limit 6 --max-new-tokens 24 --out out"),
     "train_head.py": Job(MULTI_GPU / "train_head.py", "--epochs 3 --out out"),
     "tensor_parallel.py": Job(MULTI_GPU / "tensor_parallel.py", "--max-new-tokens 12"),

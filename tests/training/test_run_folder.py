@@ -8,15 +8,16 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-import refused as refusals
 import torch
 from datasets import load_from_disk
 from support import small
-from support.commands import held, prompts_file
+from support.commands import held
 from support.refusals import refused
 
+from hf_lossy_assist.artifacts.sv_profile import PROFILE, Profile
 from hf_lossy_assist.methods.autojudge import mine as mining
 from hf_lossy_assist.methods.autojudge.mine import MineSettings
+from hf_lossy_assist.methods.eagle3.collect import TextSettings, collect_texts
 from hf_lossy_assist.methods.sprinter import collect as collecting
 from hf_lossy_assist.methods.sprinter.collect import CollectSettings
 from hf_lossy_assist.methods.sv import profiling
@@ -84,41 +85,40 @@ def test_a_run_goes_on_with_the_same_facts_alone(tmp_path):
 
 
 def test_a_users_files_are_neither_taken_nor_removed(tmp_path):
-    part = tmp_path / "out.partial"
+    part, neighbour = tmp_path / "out.partial", tmp_path / ".out.backup"
     part.mkdir()
-    (part / "notes.txt").write_text("a user's")
+    for file in (part / "notes.txt", neighbour):
+        file.write_text("a user's")
     refused(lambda: begin(tmp_path, resume=True), "out.partial is to hold the unfinished run, and holds files of none")
     (part / "notes.txt").unlink()
     begin(tmp_path)
     (part / "notes.txt").write_text("a user's")
     with RunFolder.opened(tmp_path / "out", RECORD, FACTS, resume=True) as run, run.result():
         pass
-    assert os.listdir(part) == ["notes.txt"]
+    assert os.listdir(part) == ["notes.txt"] and neighbour.exists()
     refused(lambda: RunFolder(tmp_path / "x.partial", RECORD, FACTS), "expected the name of a new folder")
 
 
-@pytest.mark.full(every=3)
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("collect", "--limit", 2, "--max-new-tokens", 4),
-        ("collect", "--for", "eagle3", "--limit", 2, "--max-new-tokens", 4),
-        ("mine", "--limit", 2),
-        ("profile", "--limit", 2, "--max-new-tokens", 16),
-        ("compare", "--prompts", "{prompts}", "--no-static", "--max-new-tokens", 4),
-        ("tune", "--limit", 10, "--max-new-tokens", 4),
-    ],
-    ids=lambda words: "-".join(map(str, words[:3])),
+COMMANDS = (
+    ("collect", "--limit", 2, "--max-new-tokens", 4),
+    ("collect", "--for", "eagle3", "--limit", 2, "--max-new-tokens", 4),
+    ("mine", "--limit", 2),
+    ("profile", "--limit", 2, "--max-new-tokens", 16),
+    ("compare", "--limit", 2, "--no-static", "--max-new-tokens", 4),
+    ("tune", "--limit", 10, "--max-new-tokens", 4),
 )
-def test_each_command_says_that_another_process_is_there(hf_lossy, tmp_path, words):
+
+
+@pytest.mark.full
+def test_each_command_says_that_another_process_is_there(hf_lossy, tmp_path):
     part = tmp_path / "out.partial"
-    words = [prompts_file(tmp_path) if word == "{prompts}" else word for word in words]
     with held(part):
-        assert BUSY.format(part) in hf_lossy(*words, "--out", tmp_path / "out", "--resume").line
+        for words in COMMANDS:
+            assert BUSY.format(part) in hf_lossy(*words, "--out", tmp_path / "out", "--resume").line, words
     assert not part.exists() and not (tmp_path / "out").exists()
 
 
-# -- real jobs ----------------------------------------------------------------------------------------------------------
+# -- real jobs: each one with each way in which it may have been killed -----------------------------------------------------
 
 
 @cache
@@ -127,32 +127,42 @@ def models():
     return {"target": target, "draft": small.near(target, 0.3), "companion": small.near(target, 0.1)}
 
 
+PROMPTS = [f"w{n} w{n + 7} w{n + 11}" for n in range(4)]
+LAST = {
+    "collect": (collecting, "assemble"),
+    "mine": (mining, "assemble"),
+    "profile": (profiling, "split_samples"),
+    "texts": (Path, "rename"),
+}
+
+
 class Job:
-    """One of three runs, on tiny models; `stop` ends it after all units."""
+    """One of four runs, on tiny models; `stop` ends it after all units."""
 
     def __init__(self, name, where, monkeypatch):
         self.name, self.out, self.part, self.monkeypatch = name, where / "out", where / "out.partial", monkeypatch
-        self.record = {"collect": "collect.json", "mine": "mine.json", "profile": "started.json"}[name]
-        self.roles = ("target", "draft", "companion")[: 3 if name == "profile" else 2]
+        self.roles = {"profile": ("target", "draft", "companion"), "texts": ("target",)}.get(name, ("target", "draft"))
 
-    def __call__(self, resume=False, stop=False, **others):
+    def __call__(self, resume=False, stop=False, prompts=PROMPTS, new=6, out=None, **others):
         target, draft, companion = (models() | others).values()
-        words, prompts = small.tokenizer(), [f"w{n} w{n + 7} w{n + 11}" for n in range(4)]
+        words, out = small.tokenizer(), out or self.out
         with self.monkeypatch.context() as patch:
-            steps = ((collecting, "assemble"), (mining, "assemble"), (profiling, "split_samples"))
-            for module, last in steps if stop else ():
-                patch.setattr(module, last, interrupted)
+            if stop:
+                patch.setattr(*LAST[self.name], interrupted)
             patch.setattr(profiling, "FEWEST", 1)
             if self.name == "collect":
-                texts, settings = list(map(PromptText, prompts)), CollectSettings(new_tokens=2, batch_size=1)
-                return collecting.collect(target, draft, words, texts, self.out, settings, resume=resume)
+                texts, settings = list(map(PromptText, prompts)), CollectSettings(new_tokens=new, batch_size=1)
+                return collecting.collect(target, draft, words, texts, out, settings, resume=resume)
+            if self.name == "texts":
+                settings = TextSettings(new_tokens=new, layers=(0, 1), batch_size=1)
+                return collect_texts(target, words, prompts, out, settings, resume=resume)
             if self.name == "mine":
                 file = self.out.parent / "p"
                 file.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
-                task, settings = ExactTask(file), MineSettings(6)
-                return mining.mine(target, draft, words, task, task.problems(), self.out, settings, resume=resume)
-            settings = ProfileSettings((2,), 6, batch_size=2, batches=(1,), rounds=3)
-            return profiling.profile(target, draft, companion, words, prompts, self.out, settings, resume=resume)
+                task, settings = ExactTask(file), MineSettings(new)
+                return mining.mine(target, draft, words, task, task.problems(), out, settings, resume=resume)
+            settings = ProfileSettings((2,), new, batch_size=2, batches=(1,), rounds=3)
+            return profiling.profile(target, draft, companion, words, prompts, out, settings, resume=resume)
 
     def units(self):
         return {file.name: (file.stat().st_ino, file.read_bytes()) for file in self.part.glob("[0-9]*.*")}
@@ -162,57 +172,63 @@ def interrupted(*_, **__):
     raise KeyboardInterrupt
 
 
-@pytest.fixture(params=["collect", "mine", "profile"])
-def job(request, tmp_path, monkeypatch):
-    job = Job(request.param, tmp_path, monkeypatch)
+def read_result(folder):
+    """Return the contents of a result that do not depend on the clock."""
+    if (folder / PROFILE).exists():
+        return {name: value.tolist() for name, value in vars(Profile.from_pretrained(folder).bins).items()}
+    fingerprints = {file.name for file in folder.glob("*.arrow")} | {"state.json", "dataset_info.json"}
+    files = {file.name: file.read_bytes() for file in folder.glob("[!.]*") if file.name not in fingerprints}
+    return files, load_from_disk(str(folder)).to_list() if (folder / "state.json").exists() else None
+
+
+@pytest.mark.parametrize("name", LAST)
+def test_a_killed_job_goes_on_to_the_result_of_an_undisturbed_one(tmp_path, monkeypatch, name):
+    job = Job(name, tmp_path, monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         job(stop=True)
-    return job
-
-
-def test_other_weights_of_the_same_name_and_sizes_are_refused(job):
+    before = job.units()
     for role in job.roles:
         other = copy.deepcopy(models()[role])
         with torch.no_grad():
             other.lm_head.weight.add_(0.1)
         refused(lambda: job(resume=True, **{role: other}), f"out.partial was made with {role}_weights")  # noqa: B023
-    assert not job.out.exists()
-
-
-def test_what_is_missing_alone_is_made_again(job):
-    before = job.units()
+    refused(lambda: job(resume=True, new=7), "new_tokens")
+    refused(lambda: job(resume=True, prompts=PROMPTS[:-1]), "(prompts|problems) 4, this run has 3")
+    refused(lambda: job(resume=True, prompts=PROMPTS[::-1]), "(prompts|problems)_sha256")
+    refused(job, "pass --resume")
     removed = min(before)
     (job.part / removed).unlink()
     (job.part / f".{removed}.part").write_bytes(b"half a uni")  # as when it was killed while it wrote
-    (job.part / "0-result").mkdir()
-    (job.part / "0-result" / "stale").write_text("")
+    if name != "texts":  # or while it put them together
+        (job.part / "0-result").mkdir()
+        (job.part / "0-result" / "stale").write_text("")
     with pytest.raises(KeyboardInterrupt):
         job(resume=True, stop=True)
     after = job.units()
     assert after.keys() == before.keys() and len(before) > 1
-    for name, (inode, data) in after.items():
-        assert data == before[name][1] and (name == removed or inode == before[name][0])
+    for unit, (inode, data) in after.items():
+        assert data == before[unit][1] and (unit == removed or inode == before[unit][0]), "nothing is done twice"
     job(resume=True)
-    assert job.out.is_dir() and not job.part.exists() and not (job.out / "stale").exists()
+    assert not job.part.exists() and not (job.out / "stale").exists()
+    job(out=tmp_path / "whole")
+    assert read_result(job.out) == read_result(tmp_path / "whole")
+    for resume in (False, True):
+        refused(lambda: job(resume=resume), "exists")  # noqa: B023
 
 
-@pytest.mark.parametrize("name", ["state.json", "collect.json"])
-def test_a_damaged_dataset_is_refused_in_one_line(tmp_path, monkeypatch, name):
+def test_a_damaged_dataset_is_refused_in_one_line(tmp_path, monkeypatch):
     whole = Job("collect", tmp_path, monkeypatch)()
     facts = json.loads((whole / "collect.json").read_text())
     settings = facts["settings"]
-    changes = [b"", b"[]", b"{}", b"\xff"]
-    if name == "collect.json":
-        changes += [
-            json.dumps(facts | change).encode()
-            for change in (
-                {"settings": {}}, {"draft": {"id": "x"}}, {"settings": settings | {"lam": -1}},
-                {"settings": settings | {"do_sample": "x"}}, {"settings": settings | {"features": {"model": "x"}}},
-            )
-        ]  # fmt: skip
-    for number, content in enumerate(changes):
+    contents = [b"", b"[]", b"{}", b"\xff"]
+    damages = [(name, content) for name in ("state.json", "collect.json") for content in contents]
+    for change in (
+        {"settings": {}}, {"draft": {"id": "x"}}, {"settings": settings | {"lam": -1}},
+        {"settings": settings | {"do_sample": "x"}}, {"settings": settings | {"features": {"model": "x"}}},
+    ):  # fmt: skip
+        damages.append(("collect.json", json.dumps(facts | change).encode()))
+    assert len(read_dataset(whole)) == len(load_from_disk(str(whole)))
+    for number, (name, content) in enumerate(damages):
         folder = Path(shutil.copytree(whole, tmp_path / f"data{number}"))
-        assert len(read_dataset(folder)) == len(load_from_disk(str(folder)))
         (folder / name).write_bytes(content)
-        error = refusals.refusal(lambda: read_dataset(folder))  # noqa: B023
-        assert refusals.fault(error) is None and str(folder) in str(error), repr(error)
+        refused(lambda: read_dataset(folder), str(folder))  # noqa: B023

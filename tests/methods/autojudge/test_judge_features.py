@@ -10,12 +10,11 @@ import pytest
 import torch
 from support import small, tiny
 from support.judge_rounds import (
-    EACH,
+    BOTH,
     EVEN,
     ONE,
     POSITIONS,
     RAGGED,
-    TOGETHER,
     Recorder,
     case_id,
     check_features,
@@ -40,9 +39,17 @@ def rounds(monkeypatch):
     return record_rounds(monkeypatch)
 
 
-@pytest.mark.full(every=18)
-@pytest.mark.nightly(every=3)
-@pytest.mark.parametrize(("name", "spec"), EACH, ids=case_id)
+@pytest.mark.parametrize(
+    ("name", "spec"),
+    [
+        ("llama", FeatureSpec("both", "token")),
+        pytest.param("llama", FeatureSpec("both", "predicting"), marks=pytest.mark.full),
+        pytest.param("llama", FeatureSpec("draft", "token"), marks=pytest.mark.full),
+        pytest.param("llama", FeatureSpec("target", "predicting"), marks=pytest.mark.full),
+        pytest.param("gpt2", FeatureSpec("both", "token"), marks=pytest.mark.full),
+    ],
+    ids=case_id,
+)
 def test_features_are_those_of_plain_forwards(name, spec, rounds):
     """Prompts of one length, whose first block brings them along, and ragged ones; rows that end at different times."""
     target, draft = tiny.shared(name), draft_of(name)
@@ -74,30 +81,30 @@ def test_features_of_an_inner_layer_and_of_models_of_different_size(position, ro
     assert check_features(rounds, recorder, target, draft) >= 10
 
 
-@pytest.mark.parametrize("position", POSITIONS)
-def test_features_where_the_draft_is_the_target_itself(position, rounds):
+def test_features_where_the_draft_is_the_target_itself(rounds):
     """Two taps on one model; and a prompt of one token, which has nothing to bring along."""
     target = tiny.shared("llama")
     for lengths in ((1,), EVEN):
         rounds.clear()
-        head = Recorder(make_judge("llama", "always", FeatureSpec("both", position)))
+        head = Recorder(make_judge("llama", "always", BOTH))
         out = assisted(target, prompts(lengths), target, AutoJudge(head, 0.5, window=4), eos_token_id=NEVER_EMITTED)
         assert check_features(rounds, head, target, target) > 10 and out.speculation.num_lossy_accepts == 0
 
 
-@pytest.mark.full(every=3)
-@pytest.mark.parametrize("spec", TOGETHER, ids=case_id)
-def test_features_of_a_hybrid(spec, rounds):
+@pytest.mark.full
+def test_features_of_a_hybrid(rounds):
     target, draft = tiny.shared("lfm2"), draft_of("lfm2")
-    head = Recorder(make_judge("lfm2", "rarely", spec))
+    head = Recorder(make_judge("lfm2", "rarely", BOTH))
     assisted(target, prompts((14,)), draft, AutoJudge(head, 0.5, window=5), eos_token_id=NEVER_EMITTED)
     assert check_features(rounds, head, target, draft) >= 10
 
 
-@pytest.mark.full(every=4)
-@pytest.mark.parametrize("settings", [{"prompt_lookup_num_tokens": 3}, {"assistant_early_exit": 1}], ids=str)
-@pytest.mark.parametrize("position", POSITIONS)
-def test_features_with_transformers_candidate_generators(settings, position, rounds):
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("position", "settings"),
+    [("token", {"prompt_lookup_num_tokens": 3}), ("predicting", {"assistant_early_exit": 1})],
+)
+def test_features_with_transformers_candidate_generators(position, settings, rounds):
     """Early exit drafts with the target itself, whose forwards must not be taken for those that verify."""
     target = tiny.build("llama", seed=4)
     head = Recorder(make_judge("llama", "rarely", FeatureSpec("target", position)))

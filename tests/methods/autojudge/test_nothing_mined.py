@@ -13,48 +13,27 @@ def mined(length, answer=None):
     return Mined(0, "p", [1], [5] * length, [5] * length, answer)
 
 
-def facts(problems=4, **found):
-    return {"problems": problems, "found": found}
-
-
 def test_responses_that_were_cut_are_counted_apart():
     found = summarise([mined(8), mined(8, "3"), mined(7), mined(8)], 8)
     assert (found["problems_without_answer"], found["cut_without_answer"]) == (3, 2)
 
 
-@pytest.mark.parametrize(
-    ("found", "says"),
-    [
-        (
-            {"problems_without_answer": 4, "cut_without_answer": 4},
-            "4 of 4 problems were not searched: the target's response has no answer that the task finds, 4 were cut short: raise --max-new-tokens",
-        ),
-        (
-            {"problems_without_answer": 4, "cut_without_answer": 0},
-            "4 of 4 problems were not searched: the target's response has no answer that the task finds, 0 were cut short: ask for its form "
-            "in the prompts (--chat, --shots)",
-        ),
-        (
-            {"problems_without_answer": 1, "cut_without_answer": 1},
-            "1 of 4 problems were not searched: the target's response has no answer that the task finds, 1 were cut short: raise --max-new-tokens",
-        ),
-        (
-            {"problems_without_answer": 1, "cut_without_answer": 1, "cut_by_seconds": 2},
-            "1 of 4 problems were not searched: the target's response has no answer that the task finds, 1 were cut short: raise --max-new-tokens; 2 of 4 "
-            "problems were cut off at --max-seconds: raise it",
-        ),
-        (
-            {"problems_without_answer": 0, "cut_without_answer": 0, "cut_by_seconds": 4},
-            "4 of 4 problems were cut off at --max-seconds: raise it",
-        ),
-        (
-            {"problems_without_answer": 0, "cut_without_answer": 0},
-            "the draft guessed every token of 4 problems as the target does: mine more or harder problems, or take a weaker draft",
-        ),
-    ],
-)
-def test_the_cause_of_an_empty_dataset(found, says):
-    assert explain_nothing(facts(**found)) == says
+UNSEARCHED = "of 4 problems were not searched: the target's response has no answer that the task finds"
+LATE = "of 4 problems were cut off at --max-seconds: raise it"
+CAUSES = (
+    ((4, 4), f"4 {UNSEARCHED}, 4 were cut short: raise --max-new-tokens"),
+    ((4, 0), f"4 {UNSEARCHED}, 0 were cut short: ask for its form in the prompts (--chat, --shots)"),
+    ((1, 1, 2), f"1 {UNSEARCHED}, 1 were cut short: raise --max-new-tokens; 2 {LATE}"),
+    ((0, 0, 4), f"4 {LATE}"),
+    ((0, 0), "the draft guessed every token of 4 problems as the target does: mine more or harder problems, or take a "
+             "weaker draft"),
+)  # fmt: skip
+
+
+def test_the_cause_of_an_empty_dataset():
+    for counts, says in CAUSES:
+        names = ("problems_without_answer", "cut_without_answer", "cut_by_seconds")
+        assert explain_nothing({"problems": 4, "found": dict(zip(names, counts, strict=False))}) == says
 
 
 CASES = {

@@ -5,8 +5,6 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
-import pytest
-
 from hf_lossy_assist.methods.autojudge.search import Continue, Limits, Mined, Mismatch, Work, search
 
 
@@ -85,25 +83,11 @@ def test_goes_on_from_an_unimportant_token_and_keeps_an_important_one():
     assert mined.cut is None
 
 
-def test_an_important_token_needs_no_new_draft_choices():
-    script = Script({(): [1, 2, 3, END], (4,): [9, END], (1, 2, 7): [END]}, choices=[[4, 2, 7, END]])
+def test_the_drafts_end_token_is_not_continued():
+    script = Script({(): [1, 2, 4, END]}, [[1, END, 8, END], []], {(1, END): "4"})
     mined = script.run()
-    assert mined.mismatches == [Mismatch(0, 1, 4, True, "9"), Mismatch(2, 3, 7, True, "7")]
-    assert mined.response == [1, 2, 3, END]
-
-
-@pytest.mark.parametrize("important", [False, True])
-def test_the_drafts_end_token_is_not_continued(important):
-    answers = {(1, END): "9" if important else "4"}
-    more: dict[tuple, list[int]] = {(1, 2, 8): [END]} if important else {}
-    script = Script({(): [1, 2, 4, END], **more}, [[1, END, 8, END]] + ([] if important else [[]]), answers)
-    mined = script.run()
-    first = Mismatch(1, 2, END, important, answers[1, END])
-    if important:
-        assert mined.mismatches == [first, Mismatch(2, 4, 8, True, "8")] and mined.response == [1, 2, 4, END]
-    else:
-        assert mined.mismatches == [first] and mined.response == [1, END], "nothing is left to search"
-        assert script.drafted[1] == ([1, END], 2)
+    assert mined.mismatches == [Mismatch(1, 2, END, False, "4")]
+    assert mined.response == [1, END] and script.drafted[1] == ([1, END], 2), "nothing is left to search"
 
 
 def test_the_whole_response_keeps_to_its_length():
@@ -181,7 +165,7 @@ def literal(seed: int, answer: Callable[[list[int]], Any]) -> tuple[list, list[i
 def test_as_the_paper_writes_it():
     both: set[bool] = set()
     longest = differ = 0
-    for seed in range(250):
+    for seed in range(120):
         answer = lambda ids: sum(ids) % 3  # noqa: E731
         want, last = literal(seed, answer)
         found = search(
@@ -216,4 +200,4 @@ def test_as_the_paper_writes_it():
         assert text == mined.response
         both |= {m.important for m in mined.mismatches}
         longest = max(longest, len(mined.mismatches))
-    assert both == {True, False} and longest > 4 and differ > 20
+    assert both == {True, False} and longest > 4 and differ > 10

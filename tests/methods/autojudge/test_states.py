@@ -8,6 +8,7 @@ import torch
 from datasets import Dataset
 from support import hybrids, tiny
 from support.collecting import record
+from support.refusals import refused
 from transformers import DynamicCache
 
 from hf_lossy_assist import FeatureSpec
@@ -71,16 +72,16 @@ def assert_same(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor])
         assert off < 1e-4, f"{place}: off by {off:.1e}"
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2", "mistral", "gemma2", "gemma3", "gpt2", "gpt_neox"])
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2"])
 def test_states_are_those_of_separate_forwards(name):
     data = random_mined(tiny.VOCABULARY)
     model = tiny.shared(name)
     assert_same(read_both(model, data), one_by_one(model, data))
 
 
-@pytest.mark.full(every=48)
-@pytest.mark.nightly(every=6)
-@pytest.mark.parametrize("name", ["qwen3_5_text", "falcon_h1", "nemotron_h", "zamba2", "kimi_linear", "lfm2"])
+@pytest.mark.parametrize(
+    "name", ["lfm2", *(pytest.param(name, marks=pytest.mark.full) for name in ("qwen3_5_text", "zamba2"))]
+)
 def test_a_recurrent_model_gives_what_separate_forwards_give(name):
     data, model = random_mined(hybrids.VOCABULARY, ((5, 20), (1, 9), (3, 6))), hybrids.model(name)
     # Nemotron-H and Zamba 2 read prompts otherwise than they decode
@@ -98,13 +99,9 @@ def test_rows_keep_their_order():
     assert_same(read_both(model, shuffled), {position: states[order] for position, states in whole.items()})
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3_5_text"])
-def test_a_draft_that_does_not_know_every_token(name):
+def test_a_draft_that_does_not_know_every_token():
     """As in the engine: an id beyond its vocabulary is shown as its last one."""
-    data, model = (
-        random_mined(tiny.VOCABULARY + 40),
-        hybrids.model(name) if name in hybrids.KINDS else tiny.shared(name),
-    )
+    data, model = random_mined(tiny.VOCABULARY + 40), tiny.shared("llama")
     clamped = MinedTable(
         data.problem, data.position, data.target_token.clamp(max=96), data.draft_token.clamp(max=96), data.important,
         texts={n: tuple([min(i, 96) for i in ids] for ids in text) for n, text in data.texts.items()}, facts={},
@@ -145,33 +142,24 @@ EMPTY = {name: [] for name in
          ("problem", "position", "target_token", "draft_token", "important", "prompt_ids", "response_ids")}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        (EMPTY, "no mismatch: the draft guessed every token of 10 problems"),
-        (EMPTY | {"shards": 1}, "no mismatch"),
-        ({"important": None}, "cannot be read .*important"),
-        ({"position": [0, 3, 1]}, "cannot be read .*index out of range"),
-        ({"position": [0, -1, 1]}, "problem 4 does not differ at position -1"),
-        ({"draft_token": [6, 8, 5]}, r"problem 4 does not differ at position 2 in the tokens \[7, 8\]"),
-        ({"prompt_ids": [[1, 2], [1, 2], []]}, "problem 9 does not differ"),
-    ],
+DAMAGES = (
+    (EMPTY, "no mismatch: the draft guessed every token of 10 problems"),
+    (EMPTY | {"shards": 1}, "no mismatch"),
+    ({"important": None}, "cannot be read .*important"),
+    ({"position": [0, 3, 1]}, "cannot be read .*index out of range"),
+    ({"position": [0, -1, 1]}, "problem 4 does not differ at position -1"),
+    ({"draft_token": [6, 8, 5]}, r"problem 4 does not differ at position 2 in the tokens \[7, 8\]"),
+    ({"prompt_ids": [[1, 2], [1, 2], []]}, "problem 9 does not differ"),
 )
-def test_what_is_no_mined_dataset_is_refused(tmp_path, changes, says):
-    with pytest.raises(ValueError, match=says) as error:
-        read_mined(write(tmp_path / "data", **changes))
-    assert "\n" not in str(error.value)
 
 
-def test_folders_that_are_something_else(tmp_path):
-    with pytest.raises(ValueError, match=r"no mine.json in it$"):
-        read_mined(tmp_path)
+def test_what_is_no_mined_dataset_is_refused_in_one_line(tmp_path):
+    for number, (changes, says) in enumerate(DAMAGES):
+        folder = write(tmp_path / f"data{number}", **changes)
+        refused(lambda: read_mined(folder), says)  # noqa: B023
+    refused(lambda: read_mined(tmp_path), r"no mine.json in it$")
     (tmp_path / "x.partial").mkdir()
-    with pytest.raises(ValueError, match=r"x.partial is unfinished: hf-lossy mine --resume"):
-        read_mined(tmp_path / "x")
-    folder = write(tmp_path / "broken")
+    refused(lambda: read_mined(tmp_path / "x"), r"x.partial is unfinished: hf-lossy mine --resume")
     for text, says in (("[]", "expected an object"), ("{", "mine.json is not JSON")):
         (folder / "mine.json").write_text(text)
-        with pytest.raises(ValueError, match=says) as error:
-            read_mined(folder)
-        assert "\n" not in str(error.value)
+        refused(lambda: read_mined(folder), says)

@@ -1,7 +1,5 @@
 """Training a DSpark drafter: the blocks it learns are those that it drafts, and it learns."""
 
-import json
-
 import pytest
 import torch
 from support import small
@@ -12,7 +10,6 @@ from hf_lossy_assist.drafters.networks.base import HiddenStateModel
 from hf_lossy_assist.methods.drafter_settings import DSparkFitSettings
 from hf_lossy_assist.methods.eagle3 import unrolled_loss as module
 from hf_lossy_assist.methods.eagle3.collect import TextDataset, TextSettings, collect_texts
-from hf_lossy_assist.methods.eagle3.fit import DSPARK, fit_drafter, measure, split_texts
 from hf_lossy_assist.methods.eagle3.initialise import make_dspark_network
 from hf_lossy_assist.methods.eagle3.unrolled_loss import unroll_blocks
 
@@ -74,28 +71,6 @@ def test_blocks_in_training_are_those_that_are_drafted(target, data, monkeypatch
         assert int(found[step].tried.sum()) == int(tried[step]) and int(found[step].right.sum()) == int(right[step])
         assert float(found[step].loss) == pytest.approx(float(loss[step]), rel=1e-4)
     assert right[0] < tried[0] and (right[0] > 0 or markov == "rnn")  # whose random blocks are never right here
-
-
-@pytest.mark.nightly
-def test_it_learns_and_drafts_for_its_target(target, data, tmp_path):
-    settings = DSparkFitSettings(**vars(SHORT) | {"epochs": 60, "learning_rate": 3e-3})
-    drafter, report = fit_drafter(target, data, tmp_path / "drafter", settings)
-    texts = TextDataset(data, target, 60)
-    train, test = split_texts(texts, settings)
-    embedding = target.get_input_embeddings()
-    untrained, trained = (
-        measure(network, embedding, texts, train, settings, DSPARK).acceptance[0].value
-        for network in (make_dspark_network(target, texts, settings).eval(), drafter.network)
-    )
-    assert trained > untrained + 0.3 and report.texts == len(test)
-    loaded = hla.load_drafter(tmp_path / "drafter")
-    ids = texts.ids[train[0]][None, : texts.prompts[train[0]]]
-    given = {"max_new_tokens": 16, "do_sample": False}
-    out = target.generate(ids, assistant_model=loaded, lossy_policy="strict", return_dict_in_generate=True, **given)
-    assert out.sequences.equal(target.generate(ids, **given))
-    assert out.speculation.draft_acceptance_rate > 0.2
-    assert "# DSpark drafter for" in (tmp_path / "drafter" / "README.md").read_text()
-    assert len(json.loads((tmp_path / "drafter" / "fit.json").read_text())["acceptance"]) == settings.steps
 
 
 @pytest.mark.full

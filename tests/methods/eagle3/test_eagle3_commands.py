@@ -23,24 +23,14 @@ def test_collect_fit_generate(hf_lossy, tmp_path):
     assert isinstance(hla.load_drafter(out), hla.Eagle3Drafter)
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (
-            ["collect", "--for", "eagle3", "--assistant", "D", "--out", "{tmp}/x"],
-            "--for eagle3: the target alone answers",
-        ),
-        (
-            ["collect", "--for", "eagle3", "--lambda", "1.2", "--out", "{tmp}/x"],
-            "--lambda is for --for sprinter and specdec",
-        ),
-        (["collect", "--for", "eagle3", "--mix", "0.1", "--out", "{tmp}/x"], "--mix is for --for specdec"),
-        (["fit", "eagle3", "{tmp}", "--out", "{tmp}/x"], "is no dataset of hf-lossy collect --for eagle3"),
-        (["generate", "--drafter", "{tmp}/nothing"], "is neither a folder here nor"),
-        (["generate", "--drafter", "{tmp}"], "config.json cannot be read"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else None,
-)
-def test_refused_in_one_line(hf_lossy, tmp_path, words, says):
-    done = hf_lossy(*(word.replace("{tmp}", str(tmp_path)) for word in words))
-    assert done.code == 2 and says in done.line and not (tmp_path / "x").exists()
+def test_refused_in_one_line(hf_lossy, tmp_path):
+    for words, says in (
+        ("collect --for eagle3 --assistant D --out {tmp}/x", "--for eagle3: the target alone answers"),
+        ("collect --for eagle3 --lambda 1.2 --out {tmp}/x", "--lambda is for --for sprinter and specdec"),
+        ("collect --for eagle3 --mix 0.1 --out {tmp}/x", "--mix is for --for specdec"),
+        ("fit eagle3 {tmp} --out {tmp}/x", "is no dataset of hf-lossy collect --for eagle3"),
+        ("generate --drafter {tmp}/nothing", "is neither a folder here nor"),
+        ("generate --drafter {tmp}", "config.json cannot be read"),
+    ):
+        assert says in hf_lossy(*words.format(tmp=tmp_path).split()).line, words
+    assert not list(tmp_path.iterdir())

@@ -35,8 +35,7 @@ def states(model: Any, text: list[int], *columns: torch.Tensor) -> Any:
     return model(torch.cat([torch.tensor([text]).expand(len(ends), -1), ends], dim=1), output_hidden_states=True)
 
 
-@pytest.mark.full(every=4)
-@pytest.mark.parametrize("mix", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("mix", [0.5, *(pytest.param(mix, marks=pytest.mark.full) for mix in (0.0, 1.0))])
 def test_states_laws_and_replaced_tokens_by_plain_forwards(tmp_path, mix):
     """Each record is the draft's token, with its own state, behind a text of which the share `mix` is the target's own draw."""
     target, draft, tokenizer = pair = tiny_pair()
@@ -109,16 +108,14 @@ def test_the_head_says_the_acceptance_probability():
     assert SpecDecPP(head).head is head
 
 
-@pytest.mark.full(every=4)
-@pytest.mark.parametrize("weight", [6.0, 0.5])
-def test_a_refusals_weight_lowers_the_odds_and_the_intercept_brings_them_back(weight):
+def test_a_refusals_weight_lowers_the_odds_and_the_intercept_brings_them_back():
     """The weighted loss is smallest at the odds y/((1 − y)·w)."""
     given = table()
-    head, _ = fit_head(given, None, QUICK, weight)
+    head, _ = fit_head(given, None, QUICK, 6.0)
     y = compute_labels(given)
     middle = (y > 0.05) & (y < 0.95)
     assert (head.logit(given.features) - y.logit()).abs()[middle].max() < 0.25
-    assert f"weighs {weight:g}, intercept moved back" in head.config.training["loss"]
+    assert "weighs 6, intercept moved back" in head.config.training["loss"]
 
 
 def test_labels_are_the_chance_of_strict_acceptance():
@@ -152,11 +149,11 @@ def test_figures_by_hand():
     assert report.auroc == pytest.approx(roc_auc_score(*zip(*coins, strict=True)))
 
 
-@pytest.mark.parametrize(("value", "words"), [(1.0, "only one label"), (0.0, "only one label")])
-def test_nothing_to_learn_is_refused(value, words):
+def test_nothing_to_learn_is_refused():
     given = table(10, 2)
-    given.p = given.q * value
-    refused(lambda: fit_head(given, None), words)
+    for value in (1.0, 0.0):
+        given.p = given.q * value
+        refused(lambda: fit_head(given, None), "only one label")
     refused(lambda: fit_head(table(10, 2), None, weight=0), "--weight")
 
 

@@ -1,10 +1,8 @@
-"""Proves that fitting finds a law that is known, that its figures are what they are called, and that a head's folder is whole."""
+"""Proves that fitting finds a distribution that is known, that its figures are what they are called, and that a head's folder is whole."""
 
 import json
 import math
-from functools import cache
-from pathlib import Path
-from typing import Any
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -25,20 +23,15 @@ BIAS = 1.0
 SCALE = torch.tensor([0.1, 1.0, 5.0, 20.0, 0.5, 1.0])  # features of very different spread, far from 0
 
 
-def table(prompts: int = 160, each: int = 10, seed: int = 0, bend: bool = False, **settings: Any) -> VerifierDataset:
-    given = drawn(KINDS, prompts, each, lambda x: law(x, bend), seed, **{"temperature": 0.8, "top_k": 7} | settings)
+def table(prompts: int = 160, each: int = 10, seed: int = 0) -> VerifierDataset:
+    given = drawn(KINDS, prompts, each, lambda x: x @ W + BIAS, seed, temperature=0.8, top_k=7)
     given.features = given.features * SCALE + 3 * SCALE
     return given
 
 
-def law(x: torch.Tensor, bend: bool) -> torch.Tensor:
-    """The logit at λ = 1; bent, a linear head knows nothing of it."""
-    return 3 * x[:, 0].abs() - 2.4 if bend else x @ W + BIAS
-
-
-def bayes(part: VerifierDataset, lam: float, bend: bool = False) -> torch.Tensor:
+def bayes(part: VerifierDataset, lam: float) -> torch.Tensor:
     """P(acceptable) of each record."""
-    return (law((part.features - 3 * SCALE) / SCALE, bend) + np.log(lam)).sigmoid()
+    return ((part.features - 3 * SCALE) / SCALE @ W + BIAS + np.log(lam)).sigmoid()
 
 
 @cache
@@ -60,14 +53,11 @@ def brier(v: torch.Tensor, y: torch.Tensor) -> float:
     return float((v.double() - y.double()).square().mean())
 
 
-# -- the law ----------------------------------------------------------------------------------------------------------
+# -- the distribution ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.full
-@pytest.mark.nightly(every=4)
-@pytest.mark.parametrize("kind", ["linear", "mlp"])
-@pytest.mark.parametrize("balance", [True, False])
-def test_a_known_law_is_found(kind, balance):
+@pytest.mark.parametrize(("kind", "balance"), [("linear", True), pytest.param("mlp", False, marks=pytest.mark.full)])
+def test_a_known_distribution_is_found(kind, balance):
     head, report = fit_head(big(), 1.2, HeadFitSettings(kind=kind, balance=balance))
     part = held_out_part(big())
     best, y = bayes(part, 1.2), label_acceptable(part.p, part.q, 1.2)
@@ -78,15 +68,6 @@ def test_a_known_law_is_found(kind, balance):
     assert report.brier < brier(best, y) + 0.006
     assert (v - best).abs().mean() < 0.04
     assert abs(float(v.mean()) - float(y.float().mean())) < 0.03
-
-
-@pytest.mark.nightly
-def test_only_a_hidden_layer_bends():
-    bent = table(bend=True)
-    part = held_out_part(bent)
-    best = auroc(bayes(part, 1.2, bend=True), label_acceptable(part.p, part.q, 1.2))
-    linear, mlp = (fit_head(bent, 1.2, HeadFitSettings(kind=kind, width=16))[1].auroc for kind in ("linear", "mlp"))
-    assert best > 0.75 and mlp > best - 0.02 and linear < 0.6
 
 
 @pytest.mark.nightly
@@ -104,7 +85,7 @@ def test_balancing_goes_with_kinds_of_unequal_size():
     assert balanced == pytest.approx(plain, abs=0.03)
 
 
-@pytest.mark.parametrize("count", [8, 9, 10, 13, 20, 101])
+@pytest.mark.parametrize("count", [8, 13, 101])
 def test_a_split_shares_no_prompt(count):
     prompt = torch.arange(count).repeat_interleave(5)[torch.randperm(5 * count)] * 3
     parts = list(split_prompts(prompt, seed=0).values())
@@ -193,26 +174,26 @@ def test_a_dataset_comes_back_as_it_was(data):
     assert (back.kinds, back.facts) == (given.kinds, given.facts)
 
 
-@pytest.mark.parametrize(("name", "value"), [("q", math.nan), ("distance", math.nan), ("features", math.inf)])
-def test_records_that_are_none_are_refused(tmp_path, name, value):
+def test_records_that_are_none_are_refused(tmp_path):
     """q ≤ λ·p is False of a NaN: without a word it would be a label."""
-    given = table(prompts=10, each=5)
-    getattr(given, name)[7] = value
-    folder = write(given, tmp_path / "set")
-    refused(lambda: fit_sprinter(folder, tmp_path / "head"), f"{folder} .*{name} has values that are NaN or infinite")
+    for name, value in (("q", math.nan), ("features", math.inf)):
+        given = table(prompts=10, each=5)
+        getattr(given, name)[7] = value
+        folder = write(given, tmp_path / name)
+        says = f"{folder} .*{name} has values that are NaN or infinite"
+        refused(lambda: fit_sprinter(folder, tmp_path / "head"), says)  # noqa: B023
 
 
-@pytest.mark.full(every=6)
-@pytest.mark.parametrize("kind", ["linear", "mlp"])
-def test_a_heads_folder_is_whole(data, tmp_path, kind):
-    head, (report,) = fit_sprinter(data, tmp_path / "deep" / "head", settings=HeadFitSettings(kind=kind, width=8))
+@pytest.mark.full
+def test_a_heads_folder_is_whole(data, tmp_path):
+    head, (report,) = fit_sprinter(data, tmp_path / "deep" / "head", settings=HeadFitSettings(kind="mlp", width=8))
     folder = tmp_path / "deep" / "head"
     names = {"README.md", "config.json", "model.safetensors"}
     assert {p.name for p in folder.iterdir()} == names
     assert [p.name for p in (tmp_path / "deep").iterdir()] == ["head"]
     back = Head.from_pretrained(folder)
     assert back.digest == head.digest and back.config == head.config and type(back) is type(head)
-    assert (head.source, head.config.kind) == (str(folder), kind)
+    assert (head.source, head.config.kind) == (str(folder), "mlp")
     card = (folder / "README.md").read_text()
     assert card_problems(card) == ([], [])
     assert "org/draft" in card
@@ -250,33 +231,18 @@ def test_of_several_lambdas_the_datas_is_used(data, tmp_path):
     assert other.config.lam == 3.0 and other.config.metrics["auroc"] == first.auroc
 
 
-def refusals(tmp_path: Path) -> dict[str, tuple[Any, dict[str, Any], str]]:
-    def all_one(given: VerifierDataset) -> VerifierDataset:
-        given.q = given.p.clone()
-        return given
-
-    return {
-        "one label": (all_one(table(prompts=20, each=2)), {}, "only one label"),
-        "one label in one part": (one_sided(), {}, "only one label"),
-        "few prompts": (table(prompts=7, each=2), {}, "7 prompts"),
-        "lambda": (table(prompts=20, each=2), {"lambdas": [-1.0]}, "--lambda"),
-        "second lambda": (table(prompts=20, each=2), {"lambdas": [1.2, 1e9]}, "only one label"),
-    }
-
-
-def one_sided() -> VerifierDataset:
-    given = table(prompts=20, each=2)
-    held_out = split_prompts(given.prompt, 0)["test"]
-    given.q[held_out] = given.p[held_out]
-    return given
-
-
-@pytest.mark.parametrize("case", ["one label", "one label in one part", "few prompts", "lambda", "second lambda"])
-def test_what_cannot_be_fitted_leaves_nothing_behind(tmp_path, case):
-    given, more, says = refusals(tmp_path)[case]
-    folder = write(given, tmp_path / "data")
-    refused(lambda: fit_sprinter(folder, tmp_path / "deep" / "head", **more), says)
-    assert [p.name for p in tmp_path.rglob("*") if tmp_path / "data" not in (p, *p.parents)] in ([], ["deep"])
+def test_what_cannot_be_fitted_leaves_nothing_behind(tmp_path):
+    whole, one_label, one_sided = (table(prompts=20, each=2) for _ in range(3))
+    one_label.q = one_label.p.clone()
+    held_out = split_prompts(one_sided.prompt, 0)["test"]
+    one_sided.q[held_out] = one_sided.p[held_out]
+    for number, (given, lambdas, says) in enumerate((
+        (one_label, [], "only one label"), (one_sided, [], "only one label"), (table(prompts=7, each=2), [], "7 prompts"),
+        (whole, [-1.0], "--lambda"), (whole, [1.2, 1e9], "only one label"),
+    )):  # fmt: skip
+        folder = write(given, tmp_path / f"data{number}")
+        refused(partial(fit_sprinter, folder, tmp_path / "deep" / "head", lambdas), says)
+    assert not list(tmp_path.glob("deep/*"))
 
 
 def test_what_is_there_is_not_overwritten_and_what_is_no_dataset_is_refused(data, tmp_path):
@@ -289,14 +255,3 @@ def test_what_is_there_is_not_overwritten_and_what_is_no_dataset_is_refused(data
     for wrong in ({"kind": "tree"}, {"width": 0}, {"patience": 0}, {"learning_rate": -1.0}, {"max_epochs": 0}):
         with pytest.raises(ValueError):
             HeadFitSettings(**wrong)
-
-
-@pytest.mark.full
-def test_a_failure_while_writing_leaves_nothing_behind(data, tmp_path, monkeypatch):
-    def fails(*_: Any, **__: Any) -> None:
-        raise OSError("no space left on device")
-
-    monkeypatch.setattr("safetensors.torch.save", fails)
-    with pytest.raises(OSError, match="no space"):
-        fit_sprinter(data, tmp_path / "head")
-    assert not list(tmp_path.iterdir())

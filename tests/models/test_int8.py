@@ -36,7 +36,7 @@ def test_a_command_loads_both_models_in_int8_and_records_say_so(pair):
     assert 0 < (exact - rounded).abs().max() < 0.05 * exact.abs().max()
 
 
-@pytest.mark.parametrize(("inputs", "outputs"), [(64, 8), (17, 33), (1536, 101), (7, 5)])
+@pytest.mark.parametrize(("inputs", "outputs"), [(17, 33), (1536, 101)])
 def test_a_token_is_the_same_in_a_block_of_any_width(pair, inputs, outputs):
     """To the bit, whatever the others are: a first token a thousand times larger, as many models have, or another prompt's row."""
     linear, generator = torch.nn.Linear(inputs, outputs), torch.Generator().manual_seed(0)
@@ -112,13 +112,15 @@ def test_a_packed_model_has_no_weights_to_round(pair):
         int8(hla.prepack(copy.deepcopy(pair.draft)))
 
 
-@pytest.mark.parametrize("change", ["negated", "doubled"])
-def test_other_weights_in_int8_have_another_hash(pair, change):
+def test_other_weights_in_int8_have_another_hash(pair):
     """A certificate of the one says nothing about the other; doubled, the whole numbers are the same and their scale is not."""
-    other = copy.deepcopy(pair.draft)
-    with torch.no_grad():
-        other.model.layers[0].mlp.up_proj.weight.mul_(-1.0 if change == "negated" else 2.0)
-    assert weights_hash(int8(other)) != weights_hash(int8(pair.draft)) == weights_hash(int8(pair.draft))
+    found = {weights_hash(int8(pair.draft)), weights_hash(int8(pair.draft))}
+    for factor in (-1.0, 2.0):
+        other = copy.deepcopy(pair.draft)
+        with torch.no_grad():
+            other.model.layers[0].mlp.up_proj.weight.mul_(factor)
+        found.add(weights_hash(int8(other)))
+    assert len(found) == 3
 
 
 def test_a_draft_in_bfloat16_has_a_copy_in_int8_that_autocast_may_run(pair):
@@ -167,26 +169,22 @@ def test_embeddings_that_are_the_head_stay_in_float(source):
     assert isinstance(model.lm_head, Int8Linear) and model.get_input_embeddings().weight.dtype == torch.float32
 
 
-@pytest.mark.parametrize(
-    ("given", "error", "line"),
-    [
+def test_what_cannot_be_loaded_is_one_line(source):
+    for given, error, line in (
         ({"dtype": "int9"}, ValueError, r"^load: unknown dtype 'int9'\. Did you mean 'int8'\?$"),
         ({"device": "meta"}, ValueError, r"^load: device 'meta' cannot be used here: [^\n]*$"),
         ({"dtype": "int8", "source": "/not/there"}, OSError, r"^/not/there was not loaded: [^\n]*$"),
-    ],
-)
-def test_what_cannot_be_loaded_is_one_line(source, given, error, line):
+    ):
+        with pytest.raises(error, match=line):
+            hla.load(**{"source": source} | given)
     config = json.loads((source / "config.json").read_text())
-    with pytest.raises(error, match=line):
-        hla.load(**{"source": source} | given)
-    (source / "config.json").write_text(
-        json.dumps(config | {"quantization_config": {"quant_method": "gptq", "bits": 4}})
-    )
+    config["quantization_config"] = {"quant_method": "gptq", "bits": 4}
+    (source / "config.json").write_text(json.dumps(config))
     with pytest.raises(OSError, match=" quantized [^\n]*$"):
         hla.load(source, "int8")
 
 
-@pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
-def test_other_precisions_are_loaded_as_they_are(source, dtype):
-    model = hla.load(source, dtype)
-    assert model.dtype == (torch.bfloat16 if dtype == "bfloat16" else torch.float16) and not model.training
+def test_other_precisions_are_loaded_as_they_are(source):
+    for dtype, found in (("auto", torch.float16), ("bfloat16", torch.bfloat16)):
+        model = hla.load(source, dtype)
+        assert model.dtype == found and not model.training

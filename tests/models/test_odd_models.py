@@ -58,25 +58,24 @@ def test_gradient_checkpointing_changes_no_text(which):
     assert before == (flags(target), flags(draft)) and any(map(any, before))
 
 
-@pytest.mark.parametrize("fails", [False, True], ids=["ends", "fails"])
-def test_gradient_checkpointing_waits_for_the_last_of_several_calls(fails):
+def test_gradient_checkpointing_waits_for_the_last_of_several_calls():
     target, draft = in_training(llama()), in_training(near(llama()))
     before = flags(target), flags(draft)
-    first, second = contextlib.ExitStack(), contextlib.ExitStack()
-    first.enter_context(checkpointing_disabled(target, target))
-    second.enter_context(checkpointing_disabled(target, draft))
-    with contextlib.suppress(RuntimeError), first:
-        if fails:
-            raise RuntimeError("stop here")
-    assert not any(flags(target)) and not any(flags(draft))
-    second.close()
-    assert (flags(target), flags(draft)) == before
+    for fails in (False, True):
+        first, second = contextlib.ExitStack(), contextlib.ExitStack()
+        first.enter_context(checkpointing_disabled(target, target))
+        second.enter_context(checkpointing_disabled(target, draft))
+        with contextlib.suppress(RuntimeError), first:
+            if fails:
+                raise RuntimeError("stop here")
+        assert not any(flags(target)) and not any(flags(draft))
+        second.close()
+        assert (flags(target), flags(draft)) == before
 
 
-@pytest.mark.parametrize("inputs", [one(), ragged()], ids=["one", "ragged"])
-def test_a_target_may_fill_its_table(inputs):
+def test_a_target_may_fill_its_table():
     """16 positions write 17 tokens: the last is not fed. Drafts never reach beyond the table, nor does the padding of a row that is ahead of the others."""
-    model = gpt2(16)
+    model, inputs = gpt2(16), ragged()
     expected = GenerationMixin.generate(model, **inputs, max_new_tokens=8, do_sample=False)
     for gamma in (1, 5, 12):
         settings = {"max_new_tokens": 8, "num_assistant_tokens": gamma}
@@ -93,24 +92,20 @@ def test_a_text_that_ends_in_time_may_have_a_larger_limit():
     assert torch.equal(ours(model, near(gpt2(20)), inputs, max_new_tokens=60, num_assistant_tokens=15), expected)
 
 
-@pytest.mark.full(every=2)
-@pytest.mark.parametrize("inputs", [ragged(), ragged((0, 3, 9), 20)])
-@pytest.mark.parametrize("policy", ["strict", "svip"])
-def test_a_draft_stops_guessing_at_the_end_of_its_table(inputs, policy):
+@pytest.mark.parametrize("policy", ["svip", pytest.param("strict", marks=pytest.mark.full)])
+def test_a_draft_stops_guessing_at_the_end_of_its_table(policy):
     """The texts outgrow it, or began beyond it; the target goes on alone."""
     target = llama()
-    out = ours(target, gpt2(16), inputs, policy, return_dict_in_generate=True)
-    assert torch.equal(out.sequences, stock(target, inputs))
-    width = int(inputs["attention_mask"].sum(dim=1).min())
-    assert (out.speculation.total().num_draft_tokens > 0) == (width < 16)
-
-
-@pytest.mark.parametrize("width", [9, 30])
-def test_a_draft_with_another_tokenizer_stops_at_the_end_of_its_table(width):
-    target, tokenizers = llama(), {"tokenizer": tokenizer(), "assistant_tokenizer": tokenizer(words()[::-1])}
-    out = ours(target, gpt2(16), one(width), return_dict_in_generate=True, **tokenizers)
-    assert torch.equal(out.sequences, stock(target, one(width)))
-    assert out.speculation.num_new_tokens == 16 and ("draft" in out.speculation.forwards) == (width < 16)
+    for inputs in (ragged(), ragged((0, 3, 9), 20)):
+        out = ours(target, gpt2(16), inputs, policy, return_dict_in_generate=True)
+        assert torch.equal(out.sequences, stock(target, inputs))
+        width = int(inputs["attention_mask"].sum(dim=1).min())
+        assert (out.speculation.total().num_draft_tokens > 0) == (width < 16)
+    tokenizers = {"tokenizer": tokenizer(), "assistant_tokenizer": tokenizer(words()[::-1])}
+    for width in (9, 30):
+        out = ours(target, gpt2(16), one(width), return_dict_in_generate=True, **tokenizers)
+        assert torch.equal(out.sequences, stock(target, one(width)))
+        assert out.speculation.num_new_tokens == 16 and ("draft" in out.speculation.forwards) == (width < 16)
 
 
 def test_tables_are_found_where_transformers_has_them():
@@ -168,17 +163,14 @@ def test_memory_that_ran_out_in_a_trial_says_nothing_of_the_model():
     assert torch.equal(ours(target, near(llama()), ragged()), stock(target, ragged()))
 
 
-@pytest.mark.full(every=2)
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy:UserWarning")
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
-@pytest.mark.parametrize("kind", [{"kind": "linear"}, {"kind": "mlp", "width": 8}], ids=["linear", "mlp"])
-def test_a_head_of_another_dtype_says_what_its_weights_say(kind, dtype):
-    cls = hla.LinearHead if kind["kind"] == "linear" else hla.MLPHead
-    torch.manual_seed(1)
-    head = cls(hla.HeadConfig(32, **kind)).to(dtype)
-    same = cls(hla.HeadConfig(32, **kind))
-    same.load_state_dict({name: weight.float() for name, weight in head.state_dict().items()})
-    features = torch.randn(3, 5, 32, dtype=torch.bfloat16)
-    assert torch.equal(head(features), same(features)) and head(features).dtype == torch.float32
-    texts = [ours(llama(), near(llama()), ragged(), hla.Sprinter(each, 0.5)) for each in (head, same)]
-    assert torch.equal(*texts)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float8_e4m3fn, marks=pytest.mark.full)])
+def test_a_head_of_another_dtype_says_what_its_weights_say(dtype):
+    for cls, kind in ((hla.LinearHead, {"kind": "linear"}), (hla.MLPHead, {"kind": "mlp", "width": 8})):
+        torch.manual_seed(1)
+        head, same = cls(hla.HeadConfig(32, **kind)).to(dtype), cls(hla.HeadConfig(32, **kind))
+        same.load_state_dict({name: weight.float() for name, weight in head.state_dict().items()})
+        features = torch.randn(3, 5, 32, dtype=torch.bfloat16)
+        assert torch.equal(head(features), same(features)) and head(features).dtype == torch.float32
+        texts = [ours(llama(), near(llama()), ragged(), hla.Sprinter(each, 0.5)) for each in (head, same)]
+        assert torch.equal(*texts)

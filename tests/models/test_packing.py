@@ -95,7 +95,12 @@ def test_which_models_pack():
     assert not RowModel(eager, 2, LIMIT).packs
 
 
-@pytest.mark.parametrize("name", PACKING)
+OFTEN = ("llama", "gemma3")  # all tokens, and windows
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in OFTEN else pytest.param(name, marks=pytest.mark.full) for name in PACKING]
+)
 @torch.no_grad()
 def test_packed_is_padded(name, taken):
     """Texts longer than the sliding window (8 tokens), rollbacks, rows taken out and reordered; a row without a token."""
@@ -116,8 +121,8 @@ def test_packed_is_padded(name, taken):
     both.feed([3], 3)
 
 
-@pytest.mark.full(every=4)
-@pytest.mark.parametrize("name", ["llama", "gemma3"])
+@pytest.mark.full
+@pytest.mark.parametrize("name", OFTEN)
 @settings(max_examples=25)
 @given(data=st.data())
 @torch.no_grad()
@@ -148,19 +153,20 @@ def test_storage_grows_under_packed_feeds():
     assert max(both.packing.lengths) == LIMIT
 
 
-@pytest.mark.parametrize("spec", [FeatureSpec("target"), FeatureSpec("target", layer=1, norm=False)], ids=str)
 @torch.no_grad()
-def test_hidden_states_of_a_packed_feed(spec, taken):
+def test_hidden_states_of_a_packed_feed(taken):
     """The states that a head reads come in the padded block's places."""
-    both, tokens, counts = Both(tiny.shared("qwen2"), [5, 2, 7]), torch.randint(1, tiny.VOCABULARY, (3, 6)), [2, 1, 4]
-    seen = []
-    for rows in (both.packing, both.padding):
-        with FeatureTap(rows.model, spec) as tap:
-            rows.feed(tokens, counts, keep=6)
-            seen.append(tap.value)
-    assert taken[1:] == [counts] and seen[0].shape == (3, 6, 32) and seen[1].shape == (3, 4, 32)
-    for b, count in enumerate(counts):
-        torch.testing.assert_close(seen[0][b, :count], seen[1][b, :count], atol=1e-4, rtol=1e-4)
+    for spec in (FeatureSpec("target"), FeatureSpec("target", layer=1, norm=False)):
+        taken.clear()
+        both, tokens = Both(tiny.shared("qwen2"), [5, 2, 7]), torch.randint(1, tiny.VOCABULARY, (3, 6))
+        counts, seen = [2, 1, 4], []
+        for rows in (both.packing, both.padding):
+            with FeatureTap(rows.model, spec) as tap:
+                rows.feed(tokens, counts, keep=6)
+                seen.append(tap.value)
+        assert taken[1:] == [counts] and seen[0].shape == (3, 6, 32) and seen[1].shape == (3, 4, 32)
+        for b, count in enumerate(counts):
+            torch.testing.assert_close(seen[0][b, :count], seen[1][b, :count], atol=1e-4, rtol=1e-4)
 
 
 @torch.no_grad()
@@ -193,19 +199,19 @@ def test_when_it_is_taken(taken):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("wasted", "packs"), [(9, False), (10, True)])
-def test_it_must_be_worth_its_copies(taken, monkeypatch, wasted, packs):
+def test_it_must_be_worth_its_copies(taken, monkeypatch):
     """Ten tokens' worth of one layer's weights."""
-    rows = RowModel(tiny.shared("llama"), 2, LIMIT)
-    monkeypatch.setattr("hf_lossy_assist.models.row_model.PACKED_FROM", 10 * rows.facts.layer_weights)
     tokens = torch.randint(1, tiny.VOCABULARY, (2, 20))
-    for keep in (0, 20):  # a prompt, and a round
-        rows.feed(tokens, [20, 20 - wasted], keep=keep)
-    assert len(taken) == 2 * packs
+    for wasted, packed_feeds in ((9, 0), (10, 2)):
+        rows = RowModel(tiny.shared("llama"), 2, LIMIT)
+        monkeypatch.setattr("hf_lossy_assist.models.row_model.PACKED_FROM", 10 * rows.facts.layer_weights)
+        for keep in (0, 20):  # a prompt, and a round
+            rows.feed(tokens, [20, 20 - wasted], keep=keep)
+        assert len(taken) == packed_feeds
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", PACKING)
+@pytest.mark.parametrize("name", OFTEN)
 def test_columns_that_no_row_needs_are_left_out(taken, monkeypatch, name):
     monkeypatch.setattr("hf_lossy_assist.models.row_model.PACKED_FROM", float("inf"))
     model, widths = tiny.shared(name), []
@@ -244,7 +250,7 @@ def test_the_attention_comes_back_after_an_error():
     assert torch.equal(greedy(model, tiny.prompts((9, 4))), greedy(tiny.shared("qwen3"), tiny.prompts((9, 4))))
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3"])
+@pytest.mark.parametrize("name", OFTEN)
 def test_other_threads_are_not_disturbed(name):
     """While one thread is inside a packed forward: Transformers' own `generate`, padded and packed feeds of others, on one model."""
     model, inputs = tiny.build(name), tiny.prompts((9, 1, 4))
@@ -280,9 +286,8 @@ class Staircase(VerifyFilter):
         return Selection(draft, torch.minimum(draft.lengths, (number + self.first) % self.steps))
 
 
-@pytest.mark.full(every=18)
-@pytest.mark.nightly(every=3)
-@pytest.mark.parametrize("name", PACKING)
+@pytest.mark.full
+@pytest.mark.parametrize("name", [*OFTEN, "gpt2"])
 def test_generate_with_rows_cut_to_different_lengths(name, taken):
     """Rows end at different times, so caches are narrowed as well; with one step nothing is ever verified."""
     model, inputs = tiny.shared(name), tiny.prompts((9, 1, 4, 14, 6))

@@ -1,6 +1,7 @@
 """Functions replaced while forwards run are restored by the last one, whatever happens in it; and what single quirks compute."""
 
 import contextvars
+import itertools
 import threading
 import types
 
@@ -28,19 +29,18 @@ def places():
     return [layer, changed, file]
 
 
-@pytest.mark.parametrize("number, factor", [(0, 1), (1, 10), (2, 100)])
-def test_a_function_is_replaced_once_and_restored(number, factor):
-    place = places()[number]
-    before = dict(vars(place))
-    with running(Forward(), [plus_one(place)]):
-        assert place.forward(1) == factor + 1
+def test_a_function_is_replaced_once_and_restored():
+    for place, factor in zip(places(), (1, 10, 100), strict=True):
+        before = dict(vars(place))
         with running(Forward(), [plus_one(place)]):
             assert place.forward(1) == factor + 1
-        assert place.forward(1) == factor + 1
-        assert contextvars.Context().run(place.forward, 1) == factor, "in a forward of another thread"
-        with running(Forward(), []):
-            assert place.forward(1) == factor + 1, "a forward within another has its patches"
-    assert vars(place) == before and place.forward(1) == factor and current() is None
+            with running(Forward(), [plus_one(place)]):
+                assert place.forward(1) == factor + 1
+            assert place.forward(1) == factor + 1
+            assert contextvars.Context().run(place.forward, 1) == factor, "in a forward of another thread"
+            with running(Forward(), []):
+                assert place.forward(1) == factor + 1, "a forward within another has its patches"
+        assert vars(place) == before and place.forward(1) == factor and current() is None
 
 
 def test_a_forward_without_the_patch_runs_the_function_itself():
@@ -54,15 +54,15 @@ def test_a_forward_without_the_patch_runs_the_function_itself():
         assert contextvars.Context().run(other) == 100
 
 
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, AttributeError])
-def test_an_error_leaves_nothing(error):
-    """Also one while replacing: the second place has no such function."""
-    layers, broken = [torch.nn.Identity(), torch.nn.Identity()], [types.SimpleNamespace()] * (error is AttributeError)
-    with pytest.raises(error), running(Forward(), [plus_one(place) for place in [*layers, *broken]]):
-        raise error
-    assert not any("forward" in vars(layer) for layer in layers)
-    with running(Forward(), [plus_one(layers[0])]):
-        assert layers[0](1) == 2
+def test_an_error_leaves_nothing():
+    """Also one while replacing: the third place has no such function."""
+    for error, broken in ((ValueError, []), (KeyboardInterrupt, []), (AttributeError, [types.SimpleNamespace()])):
+        layers = [torch.nn.Identity(), torch.nn.Identity()]
+        with pytest.raises(error), running(Forward(), [plus_one(place) for place in [*layers, *broken]]):
+            raise error
+        assert not any("forward" in vars(layer) for layer in layers)
+        with running(Forward(), [plus_one(layers[0])]):
+            assert layers[0](1) == 2
 
 
 @pytest.mark.parametrize("family", ["bloom", "qwen3_next"])
@@ -141,24 +141,24 @@ def test_blocks_copy_nothing_and_say_the_same(window, dtype, copies, monkeypatch
 
 
 @reads_groups
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("tokens", [1, 3, quirks.FEW, quirks.FEW + 1])
-def test_few_tokens_attend_with_the_heads_of_a_group_together(tokens, dtype, monkeypatch):
+def test_few_tokens_attend_with_the_heads_of_a_group_together(monkeypatch):
     seen, attend = [], torch.nn.functional.scaled_dot_product_attention
-    query, key, value = torch.randn(3, 8, tokens, 16), torch.randn(3, 2, 9, 16), torch.randn(3, 2, 9, 16)
-    mask = torch.rand(3, 1, tokens, 9) > 0.3
-    mask[..., 0] = True
-    given = [x.to(dtype) for x in (query, key, value)]
-    expected = attend(*given, attn_mask=mask, enable_gqa=True, scale=0.3)
     monkeypatch.setattr(
         torch.nn.functional,
         "scaled_dot_product_attention",
         lambda query, *args, **kwargs: seen.append(query.shape) or attend(query, *args, **kwargs),
     )
-    with running(Forward(), patches_of(small.llama(**SIZES))):
-        out = torch.nn.functional.scaled_dot_product_attention(*given, attn_mask=mask, enable_gqa=True, scale=0.3)
-    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5 if dtype == torch.float32 else 1e-2)
-    assert seen == [(3, 2, 4 * tokens, 16) if tokens <= quirks.FEW else (3, 8, tokens, 16)]
+    for dtype, tokens in itertools.product((torch.float32, torch.bfloat16), (1, 3, quirks.FEW, quirks.FEW + 1)):
+        query, key, value = torch.randn(3, 8, tokens, 16), torch.randn(3, 2, 9, 16), torch.randn(3, 2, 9, 16)
+        mask = torch.rand(3, 1, tokens, 9) > 0.3
+        mask[..., 0] = True
+        given, how = [x.to(dtype) for x in (query, key, value)], {"attn_mask": mask, "enable_gqa": True, "scale": 0.3}
+        expected = attend(*given, **how)
+        seen.clear()
+        with running(Forward(), patches_of(small.llama(**SIZES))):
+            out = torch.nn.functional.scaled_dot_product_attention(*given, **how)
+        torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5 if dtype == torch.float32 else 1e-2)
+        assert seen == [(3, 2, 4 * tokens, 16) if tokens <= quirks.FEW else (3, 8, tokens, 16)], (dtype, tokens)
 
 
 @reads_groups

@@ -128,7 +128,7 @@ def test_a_state_cannot_go_back_behind_the_last_rollback():
         rows.feed(torch.ones(2, 1, dtype=torch.int64), [1, 1])
 
 
-@pytest.mark.parametrize("kind", ["qwen3_next", "falcon_h1", "lfm2"])
+@pytest.mark.parametrize("kind", ["qwen3_next", pytest.param("falcon_h1", marks=pytest.mark.full)])
 @torch.no_grad()
 def test_rows_join_and_leave(kind):
     """A row of another cache takes a place, or that of a row that has ended; each has its own text's logits."""
@@ -180,14 +180,9 @@ def made_wrong(monkeypatch, share=1.0):
 
 
 def test_a_trial_finds_a_recurrence_that_is_run_again_wrongly(monkeypatch):
-    """A trial that could not fail would let a family through whose code has changed."""
-    made_wrong(monkeypatch)
-    assert "of which rows keep different numbers" in why_not_rows(copy.deepcopy(hybrids.model("qwen3_5_text")))
-
-
-@pytest.mark.parametrize("kind", ["qwen3_next", "qwen3_5_text"])
-def test_half_precision_hides_no_small_fault_where_a_model_rounds_little(kind, monkeypatch):
-    """A third of the fault above, 0.04 of the largest logit."""
-    made_wrong(monkeypatch, share=1 / 3)
-    model = copy.deepcopy(hybrids.model(kind)).to(torch.bfloat16)
-    assert "of which rows keep different numbers" in why_not_rows(model)
+    """A trial that could not fail would let a family through whose code has changed. Half precision hides no third of the fault."""
+    for kind, share, dtype in (("qwen3_5_text", 1.0, torch.float32), ("qwen3_next", 1 / 3, torch.bfloat16)):
+        with monkeypatch.context() as patch:
+            made_wrong(patch, share)
+            reason = why_not_rows(copy.deepcopy(hybrids.model(kind)).to(dtype))
+        assert "of which rows keep different numbers" in reason, kind

@@ -21,14 +21,11 @@ TINY = synthetic.Synthetic(
 NEW = 120
 
 
-@pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def dtype(request):
-    return request.param
-
-
-@pytest.mark.full(every=24)
-@pytest.mark.nightly(every=3)
-@pytest.mark.parametrize("agreement", [0.0, 0.5, 0.8, 1.0])
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("agreement", "dtype"),
+    [(0.8, torch.float32), *(pytest.param(x, torch.bfloat16, marks=pytest.mark.nightly) for x in (0.0, 0.5, 1.0))],
+)
 def test_the_draft_agrees_as_often_as_it_was_made_to(agreement, dtype):
     target, draft = synthetic.models(TINY, agreement, dtype)
     ids = torch.tensor(synthetic.prompts(TINY, 8, 6))
@@ -86,7 +83,7 @@ def test_what_an_arm_had_to_read():
     assert arms["strict γ=3"].texts == arms["target"].texts
 
 
-@pytest.mark.parametrize("wrong", [-0.1, 1.5])
-def test_a_share_is_from_0_to_1(wrong):
-    with pytest.raises(ValueError, match="^agreement: expected a number from 0 to 1, got"):
-        synthetic.models(TINY, wrong)
+def test_a_share_is_from_0_to_1():
+    for wrong in (-0.1, 1.5):
+        with pytest.raises(ValueError, match="^agreement: expected a number from 0 to 1, got"):
+            synthetic.models(TINY, wrong)

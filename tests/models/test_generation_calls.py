@@ -11,7 +11,7 @@ SAMPLE = {
 }  # fmt: skip
 
 
-@pytest.mark.full(every=12)
+@pytest.mark.full
 @pytest.mark.nightly(every=4)
 @pytest.mark.parametrize("name", SAMPLE)
 def test_outputs_are_equal_or_refused(name):

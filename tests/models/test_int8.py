@@ -60,7 +60,7 @@ def test_a_token_is_the_same_in_a_block_of_any_width(pair, inputs, outputs):
 @pytest.mark.parametrize(
     ("count", "batch_size"),
     [
-        (6, 6),
+        pytest.param(6, 6, marks=pytest.mark.full),
         pytest.param(64, 8, marks=pytest.mark.nightly),
         pytest.param(64, 1, marks=[pytest.mark.nightly, pytest.mark.timeout(900)]),
     ],

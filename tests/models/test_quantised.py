@@ -61,7 +61,9 @@ def check(target, draft, gammas=(1, 4, 12), policy="strict", lowest=0.0):
     return whole
 
 
-@pytest.mark.parametrize("which", ["target", "draft", "with the head"])
+@pytest.mark.parametrize(
+    "which", ["with the head", *(pytest.param(x, marks=pytest.mark.full) for x in ("target", "draft"))]
+)
 def test_linear_layers_of_another_class(which):
     model = tiny.shared("llama")
     four = packed(model, head=which == "with the head")

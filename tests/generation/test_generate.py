@@ -80,16 +80,6 @@ def test_greedy_text_and_scores_are_those_of_transformers(target, draft, name, s
         )
 
 
-def test_processors_tell_rows_apart_after_others_have_ended(target, draft):
-    """Rows that have ended leave the batch; a processor that keeps something for each row of the call must not notice."""
-    settings = {"eos_token_id": [20, 36, 42, 58, 67, 15], "pad_token_id": PAD}
-    settings["prefix_allowed_tokens_fn"] = lambda b, ids: [t for t in range(VOCAB) if t % 4 != b % 4]
-    expected, ours = greedy(target, draft, ragged((0, 3, 5, 0, 2, 1, 0, 8)), **settings)
-    assert torch.equal(expected.sequences, ours.sequences)
-    ends = [len(row.token_sources) for row in ours.speculation.rows]
-    assert sum(end < max(ends) for end in ends) >= 2, "rows must end apart for this to say anything"
-
-
 WARPERS = (
     ({"temperature": 0.6}, TemperatureLogitsWarper(0.6)),
     ({"top_k": 5}, TopKLogitsWarper(5)),

@@ -182,12 +182,14 @@ def test_prompts_read_ahead_are_within_max_tokens(pair, monkeypatch):
     assert len(list(many)) == 5 and max(held) <= 100
 
 
-@pytest.mark.parametrize("given", [{"return_dict_in_generate": True, "output_scores": True}, {"num_return_sequences": 2, "do_sample": True}], ids=["scores", "several"])  # fmt: skip
-def test_a_config_that_asks_for_what_belongs_to_one_call(pair, given):
-    config = GenerationConfig(max_new_tokens=4, **given)
-    with pytest.raises(ValueError, match="belongs to one call") as error:
-        hla.generate_many(pair[0], prompts(), assistant_model=pair[1], generation_config=config)
-    assert "\n" not in str(error.value)
+def test_a_config_that_asks_for_what_belongs_to_one_call(pair):
+    for given in (
+        {"return_dict_in_generate": True, "output_scores": True},
+        {"num_return_sequences": 2, "do_sample": True},
+    ):
+        config = GenerationConfig(max_new_tokens=4, **given)
+        with pytest.raises(ValueError, match=r"^[^\n]*belongs to one call[^\n]*$"):
+            hla.generate_many(pair[0], prompts(), assistant_model=pair[1], generation_config=config)
 
 
 def test_nothing_is_held_when_the_texts_are_over(pair):

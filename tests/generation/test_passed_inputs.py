@@ -57,6 +57,11 @@ def offloaded():
     return cache
 
 
+BY_RUNNER = {
+    "custom_generate": hla.Runner("strict", tiny.shared("llama")),
+    "lossy_policy": None,
+    "assistant_model": None,
+}
 CACHES = {
     "quantised": (lambda: filled(Cache(layers=[Kept(), Kept()])), {}, r"a Cache cannot be copied into rows \(it has Kept\): leave it out$"),
     "of states alone": (lambda: DynamicCache(config=MambaConfig(num_hidden_layers=2)), {}, r"\(it counts no tokens\)"),
@@ -69,16 +74,11 @@ CACHES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("cache, settings, line", CACHES.values(), ids=CACHES)
 @pytest.mark.parametrize("runner", [False, True], ids=["enabled", "runner"])
-def test_a_cache_that_cannot_serve_is_refused_by_what_it_is(cache, settings, line, runner):
-    for_runner = {
-        "custom_generate": hla.Runner("strict", tiny.shared("llama")),
-        "lossy_policy": None,
-        "assistant_model": None,
-    }
-    with pytest.raises(ValueError, match=rf"^{CACHE}[^\n]*{line}[^\n]*$"):
-        call(**{CACHE: cache()}, **settings, **for_runner if runner else {})
+def test_a_cache_that_cannot_serve_is_refused_by_what_it_is(runner):
+    for cache, settings, line in CACHES.values():
+        with pytest.raises(ValueError, match=rf"^{CACHE}[^\n]*{line}[^\n]*$"):
+            call(**{CACHE: cache()}, **settings, **BY_RUNNER if runner else {})
 
 
 def test_an_encoder_decoder_goes_on_from_no_cache():
@@ -116,13 +116,8 @@ def test_positions_are_refused_unless_the_mask_implies_them(pads):
     """By the runner itself, too."""
     mask = torch.tensor([[0] * pads + [1] * (9 - pads)])
     positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
-    runner = {
-        "custom_generate": hla.Runner("strict", tiny.shared("llama")),
-        "lossy_policy": None,
-        "assistant_model": None,
-    }
-    expected = call(attention_mask=mask, **runner)
-    for way in (runner, {}):
+    expected = call(attention_mask=mask, **BY_RUNNER)
+    for way in (BY_RUNNER, {}):
         assert torch.equal(call(attention_mask=mask, position_ids=positions, **way), expected)
         for given in (positions + 7, positions.flip(1)):
             with pytest.raises(ValueError, match=r"^lossy_policy works positions out[^\n]*position_ids[^\n]*$"):
@@ -244,11 +239,12 @@ def test_its_cache_and_one_without_a_config_serve(name):
         hla.disable(model)
 
 
-@pytest.mark.parametrize("kind", [0, 1])
-def test_token_types_that_a_text_model_reads_are_refused(kind):
+def test_token_types_that_a_text_model_reads_are_refused():
     """GPT-2 adds the embedding of each token's type, also of type 0."""
     model = hla.enable(tiny.build("gpt2"))
     inputs = tiny.prompts((9,))
-    types = torch.full_like(inputs["input_ids"], kind)
-    with pytest.raises(ValueError, match="^token_type_ids: GPT2LMHeadModel reads them[^\n]*lossy_policy out$"):
-        model.generate(**inputs, token_type_ids=types, assistant_model=model, lossy_policy="strict", max_new_tokens=4)
+    given = inputs | {"assistant_model": model, "lossy_policy": "strict", "max_new_tokens": 4}
+    for kind in (0, 1):
+        types = torch.full_like(inputs["input_ids"], kind)
+        with pytest.raises(ValueError, match="^token_type_ids: GPT2LMHeadModel reads them[^\n]*lossy_policy out$"):
+            model.generate(**given, token_type_ids=types)

@@ -226,15 +226,6 @@ def test_other_models_are_refused():
     assert not ran
 
 
-def test_a_head_of_another_size_is_refused_without_identities():
-    """A head made by hand has none: its first multiplication fails."""
-    refused(
-        lambda: assisted(target(), prompts((9, 4)), draft(), HeadStop(linear(HeadConfig(16)))),
-        "16.*32|32.*16",
-        RuntimeError,
-    )
-
-
 @pytest.mark.parametrize(
     ("facts", "words"), [({"id": "org/other"}, "id 'org/other' there"), ({"revision": "b" * 40}, "revision 'bbb")]
 )

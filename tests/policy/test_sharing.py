@@ -38,11 +38,6 @@ def folder(tmp_path):
     return Path(shutil.copytree(SHIPPED, tmp_path / "head"))
 
 
-def written(hub: Any) -> list[str]:
-    """Requests that could have changed something."""
-    return [line for line in hub.requests if not line.startswith(("GET", "HEAD"))]
-
-
 def commits(hub: Any, repo: str = REPO) -> int:
     return len(hub.repos["models", repo].commits)
 
@@ -99,19 +94,6 @@ def test_a_revision_is_pinned_by_either_spelling(hub, tmp_path):
     push(tmp_path / "1", REPO, revision="next")  # a branch
     assert Head.from_pretrained(f"{REPO}@next").digest == first.digest
     assert Head.from_pretrained(REPO, force_download=True).digest == second.digest
-
-
-@pytest.mark.full
-def test_pushing_again_uploads_nothing(hub, folder):
-    push(folder, REPO)
-    before, count = commits(hub), len(written(hub))
-    push(folder, REPO)
-    again = written(hub)[count:]
-    assert commits(hub) == before and not [line for line in again if "/commit/" in line or line.startswith("PUT")]
-    (folder / "README.md").write_text((folder / "README.md").read_text() + "\nMore.\n")
-    push(folder, REPO)
-    assert commits(hub) == before + 1
-    assert not [line for line in written(hub)[count:] if line.startswith("PUT")]
 
 
 # -- policies ---------------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Prompts with limits of their own: each text is what `generate` writes with them for its prompt alone."""
 
+import itertools
 import json
 import time
 import warnings
@@ -30,23 +31,18 @@ LIMITS = [
 ]  # fmt: skip
 
 
-@pytest.mark.full(every=9)
-@pytest.mark.nightly(every=3)
-@pytest.mark.parametrize(
-    "more",
-    [{}, {"repetition_penalty": 1.4}, {"min_new_tokens": 3}, {"logits_processor": lambda ids: []}],
-    ids=["plain", "penalty", "shortest of all", "makers"],
-)
-@pytest.mark.parametrize("rows", [1, 3])
-def test_each_text_has_its_limits(pair, rows, more):
+@pytest.mark.parametrize("rows", [3, pytest.param(1, marks=pytest.mark.full)])
+def test_each_text_has_its_limits(pair, rows):
     texts = [{"prompt": prompt, **limits} for prompt, limits in zip(prompts(), LIMITS, strict=True)]
-    plain = {name: value for name, value in more.items() if name != "logits_processor"}
-    expected = [
-        alone(pair[0], prompt, **SETTINGS | plain | {k: v for k, v in limits.items() if v is not None and k != "seed"})
-        for prompt, limits in zip(prompts(), LIMITS, strict=True)
-    ]
-    assert together(pair, texts, max_rows=rows, **more) == expected
-    assert len(expected[1]) == 3 and len(expected[3]) >= 9
+    for more in ({}, {"repetition_penalty": 1.4}, {"min_new_tokens": 3}, {"logits_processor": lambda ids: []}):
+        plain = {name: value for name, value in more.items() if name != "logits_processor"}
+        known = [{k: v for k, v in limits.items() if v is not None and k != "seed"} for limits in LIMITS]
+        expected = [
+            alone(pair[0], prompt, **SETTINGS | plain | limits)
+            for prompt, limits in zip(prompts(), known, strict=True)
+        ]
+        assert together(pair, texts, max_rows=rows, **more) == expected, more
+        assert len(expected[1]) == 3 and len(expected[3]) >= 9
 
 
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy")
@@ -120,20 +116,21 @@ BOTH = {
 }
 
 
-@pytest.mark.full(every=6)
-@pytest.mark.nightly(every=3)
-@pytest.mark.parametrize("settings", [{"repetition_penalty": 1.3}, {"min_new_tokens": 3, "max_tokens": 12}], ids=["rows", "alone"])  # fmt: skip
-@pytest.mark.parametrize("calls", ["list", "function"])
-@pytest.mark.parametrize("of_prompt", ["list", "function"])
-@pytest.mark.parametrize("name", BOTH)
-def test_processors_of_the_call_and_of_the_prompt_all_act(pair, name, of_prompt, calls, settings):
+ALONE = {"min_new_tokens": 3, "max_tokens": 12}  # which are written one by one
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("settings", [{"repetition_penalty": 1.3}, ALONE], ids=str)
+def test_processors_of_the_call_and_of_the_prompt_all_act(pair, settings):
     """In the order of `generate`, the call's first; where it has a default of one's class, that is replaced."""
-    first, second = BOTH[name]
-    plain = SETTINGS | {key: value for key, value in settings.items() if key != "max_tokens"}
-    expected = [alone(pair[0], prompt, **plain, logits_processor=[*first, *second]) for prompt in prompts()]
     given = {"list": lambda processors: processors, "function": lambda processors: lambda ids: processors}
-    texts = [{"prompt": prompt, "logits_processor": given[of_prompt](second)} for prompt in prompts()]
-    assert together(pair, texts, logits_processor=given[calls](first), max_rows=3, **settings) == expected
+    forms = itertools.cycle(itertools.product(given, given))
+    plain = SETTINGS | {key: value for key, value in settings.items() if key != "max_tokens"}
+    for (name, (first, second)), (of_prompt, of_call) in zip(BOTH.items(), forms, strict=False):
+        expected = [alone(pair[0], prompt, **plain, logits_processor=[*first, *second]) for prompt in prompts()]
+        texts = [{"prompt": prompt, "logits_processor": given[of_prompt](second)} for prompt in prompts()]
+        found = together(pair, texts, logits_processor=given[of_call](first), max_rows=3, **settings)
+        assert found == expected, (name, of_prompt, of_call)
 
 
 @pytest.mark.parametrize("settings", [{}, {"max_tokens": 12}], ids=["rows", "alone"])
@@ -196,26 +193,25 @@ def test_prompts_are_arrays(pair):
     assert together(pair, np.array([[5, 6, 7], [8, 9, 4]])) == together(pair, [[5, 6, 7], [8, 9, 4]])
 
 
-@pytest.mark.parametrize(
-    ("prompt", "line"),
-    [
-        (np.ones(3), r"^prompts: expected a text or a list of token ids, got \[1.0, 1.0, 1.0\] as number 1$"),
-        (np.array(5), "^prompts: expected a text or a list of token ids, got 5 as number 1$"),
-        ({"prompt": [5, 6], "max_tokens": 3}, r"^prompts: number 1: unknown key 'max_tokens'. Did you mean 'max_new_tokens'\?$"),
-        ({"max_new_tokens": 3}, '^prompts: number 1: the key "prompt" is missing'),
-        ({"prompt": [5, 6], "max_new_tokens": 0}, "^prompts: number 1: max_new_tokens: expected a whole number of at least 1, got 0$"),
-        ({"prompt": [5, 6], "max_new_tokens": 2.0}, "^prompts: number 1: max_new_tokens: expected a whole number"),
-        ({"prompt": [5, 6], "min_new_tokens": True}, "^prompts: number 1: min_new_tokens: expected a whole number"),
-        ({"prompt": [5, 6], "seed": -1}, "^prompts: number 1: seed: expected a whole number"),
-        ({"prompt": [5, 6], "stop_strings": [3]}, r"^prompts: number 1: stop_strings: expected a text or a list of texts, none of them empty, got \[3\]$"),
-        ({"prompt": [5, 6], "stop_strings": ["a", ""]}, "^prompts: number 1: stop_strings: expected a text"),
-        (torch.ones(3, dtype=torch.long, device="meta"), r"^prompts: expected a text or a list of token ids, got [^\n]* as number 1$"),
-        ({"prompt": 7}, "^prompts: expected a text or a list of token ids, got 7 as number 1$"),
-    ],
-)  # fmt: skip
-def test_what_is_no_limit_is_refused_by_the_number_of_its_prompt(pair, prompt, line):
-    with pytest.raises((ValueError, TypeError), match=line):
-        list(hla.generate_many(pair[0], [[5, 6], prompt], assistant_model=pair[1], **SETTINGS))
+def test_what_is_no_limit_is_refused_by_the_number_of_its_prompt(pair):
+    number, ids = "^prompts: number 1: ", {"prompt": [5, 6]}
+    text = "^prompts: expected a text or a list of token ids, got "
+    for prompt, line in (
+        (np.ones(3), rf"{text}\[1.0, 1.0, 1.0\] as number 1$"),
+        (np.array(5), f"{text}5 as number 1$"),
+        (torch.ones(3, dtype=torch.long, device="meta"), rf"{text}[^\n]* as number 1$"),
+        ({"prompt": 7}, f"{text}7 as number 1$"),
+        (ids | {"max_tokens": 3}, rf"{number}unknown key 'max_tokens'. Did you mean 'max_new_tokens'\?$"),
+        ({"max_new_tokens": 3}, f'{number}the key "prompt" is missing'),
+        (ids | {"max_new_tokens": 0}, f"{number}max_new_tokens: expected a whole number of at least 1, got 0$"),
+        (ids | {"max_new_tokens": 2.0}, f"{number}max_new_tokens: expected a whole number"),
+        (ids | {"min_new_tokens": True}, f"{number}min_new_tokens: expected a whole number"),
+        (ids | {"seed": -1}, f"{number}seed: expected a whole number"),
+        (ids | {"stop_strings": [3]}, rf"{number}stop_strings: expected a text or [^\n]*, got \[3\]$"),
+        (ids | {"stop_strings": ["a", ""]}, f"{number}stop_strings: expected a text"),
+    ):
+        with pytest.raises((ValueError, TypeError), match=line):
+            list(hla.generate_many(pair[0], [[5, 6], prompt], assistant_model=pair[1], **SETTINGS))
 
 
 def test_a_text_that_no_tokenizer_reads_is_refused_by_its_number(pair):

@@ -4,6 +4,7 @@ Everything runs in float32, where a block forward and a one-token forward differ
 texts in which such a difference could matter, and texts too monotonous to tell a right engine from a wrong one.
 """
 
+import itertools
 from functools import cache
 from typing import Any
 
@@ -17,7 +18,6 @@ from hf_lossy_assist.models.row_cache import RowCache
 
 
 RAGGED = (9, 1, 4, 14)  # prompt lengths of the batch: one row starts from a single token
-GAMMAS = (1, 2, 5, 13, 40)
 
 
 def constant(gamma: int) -> dict[str, Any]:
@@ -37,26 +37,32 @@ def draft_for(name: str, kind: str) -> Any:
 # -- batches ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.full(every=72)
-@pytest.mark.nightly(every=18)
-@pytest.mark.parametrize("kind", tiny.DRAFTS)
-@pytest.mark.parametrize("name", tiny.BATCHED)
-def test_ragged_batch(name, kind):
-    model, draft, inputs = tiny.shared(name), draft_for(name, kind), tiny.prompts(RAGGED)
-    width = max(RAGGED)
+ONLY_HERE = {"llama", "qwen2", "qwen3", "gemma2"}  # the others are targets of test_lossless.py
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.full if name in ONLY_HERE else pytest.mark.nightly)
+        for name in tiny.BATCHED
+    ],
+)
+def test_ragged_batch(name):
+    model, inputs, width = tiny.shared(name), tiny.prompts(RAGGED), max(RAGGED)
     whole = reference(name, RAGGED, NEVER_EMITTED)
     assert len(set(whole[:, width:].flatten().tolist())) > 8, "texts this monotonous prove nothing"
     eos = some_eos(whole, width)
     ended = reference(name, RAGGED, eos)
     lengths = {int((row != tiny.PAD).sum()) for row in ended[:, width:]}
     assert len(lengths) > 1, "no row ends before the others"
-    for gamma in GAMMAS:
-        out = assisted(model, inputs, draft, constant(gamma), eos_token_id=NEVER_EMITTED)
-        assert torch.equal(out.sequences, whole), gamma
+    for kind, gamma in (("always", 40), ("often", 5), ("rarely", 13), ("never", 1), ("never", 5)):
+        out = assisted(model, inputs, draft_for(name, kind), constant(gamma), eos_token_id=NEVER_EMITTED)
+        assert torch.equal(out.sequences, whole), (kind, gamma)
         rate = out.speculation.draft_acceptance_rate
         assert {"always": rate == 1.0, "never": rate == 0.0}.get(kind, 0.0 < rate < 1.0)
-    for gamma in (2, 13):
-        assert torch.equal(assisted(model, inputs, draft, constant(gamma), eos_token_id=eos).sequences, ended), gamma
+    for kind, gamma in (("often", 13), ("rarely", 2)):
+        out = assisted(model, inputs, draft_for(name, kind), constant(gamma), eos_token_id=eos)
+        assert torch.equal(out.sequences, ended), (kind, gamma)
 
 
 def test_finished_rows_are_dropped(monkeypatch):
@@ -74,24 +80,16 @@ def test_finished_rows_are_dropped(monkeypatch):
 # -- one row: encoder-decoders, convolution states, candidate generators ----------------------------------------------------
 
 
-@pytest.mark.full(every=18)
-@pytest.mark.nightly(every=9)
-@pytest.mark.parametrize("kind", tiny.DRAFTS)
+@pytest.mark.full
 @pytest.mark.parametrize("name", tiny.ONE_ROW)
-def test_models_of_one_row(name, kind):
-    for length, seed in ((14, 0), (9, 2), (1, 0)):
+def test_models_of_one_row(name):
+    for length, seed in ((14, 0), (1, 0)):
         expected = reference(name, (length,), NEVER_EMITTED, seed)
-        eos = int(expected[0, -NEW // 2])
-        for gamma in (1, 5, 13):
-            for end in (NEVER_EMITTED, eos):
-                out = assisted(
-                    tiny.shared(name),
-                    tiny.prompts((length,), seed),
-                    draft_for(name, kind),
-                    constant(gamma),
-                    eos_token_id=end,
-                )
-                assert torch.equal(out.sequences, reference(name, (length,), end, seed)), (length, gamma, end)
+        ends = (NEVER_EMITTED, int(expected[0, -NEW // 2]))
+        inputs = tiny.prompts((length,), seed)
+        for (kind, gamma), end in itertools.product(zip(tiny.DRAFTS, (13, 5, 1, 5), strict=True), ends):
+            out = assisted(tiny.shared(name), inputs, draft_for(name, kind), constant(gamma), eos_token_id=end)
+            assert torch.equal(out.sequences, reference(name, (length,), end, seed)), (length, kind, gamma, end)
 
 
 @pytest.mark.full
@@ -107,15 +105,15 @@ def test_target_and_draft_of_different_kinds():
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("target, draft", [("t5", "t5"), ("llama", "lfm2"), ("lfm2", "lfm2")])
-def test_a_prompt_of_one_token(target, draft):
+def test_a_prompt_of_one_token():
     """The first round may draft nothing, so that the draft's cache has been fed nothing when it is rolled back by nothing."""
-    model, inputs, draft = tiny.shared(target), tiny.prompts((1,)), tiny.draft_of(tiny.shared(draft), "often")
-    for drafter in (None, hla.CompositeDrafter(first=hla.SuffixDrafter(min_match=1)))[: 1 + (target != "t5")]:
-        for new in (1, 2, 9):
-            settings = {"max_new_tokens": new, "eos_token_id": NEVER_EMITTED}
-            out = assisted(model, inputs, draft, drafter=drafter, **settings)
-            assert torch.equal(out.sequences, greedy(model, inputs, **settings)), (drafter, new)
+    for target, draft in (("t5", "t5"), ("llama", "lfm2"), ("lfm2", "lfm2")):
+        model, inputs, near = tiny.shared(target), tiny.prompts((1,)), tiny.draft_of(tiny.shared(draft), "often")
+        for drafter in (None, hla.CompositeDrafter(first=hla.SuffixDrafter(min_match=1)))[: 1 + (target != "t5")]:
+            for new in (1, 2, 9):
+                settings = {"max_new_tokens": new, "eos_token_id": NEVER_EMITTED}
+                out = assisted(model, inputs, near, drafter=drafter, **settings)
+                assert torch.equal(out.sequences, greedy(model, inputs, **settings)), (target, drafter, new)
 
 
 # -- vocabularies, dtypes, inputs -----------------------------------------------------------------------------------------
@@ -141,20 +139,21 @@ def test_int32_prompt():
     assert torch.equal(out.sequences, greedy(tiny.shared("llama"), inputs))
 
 
-@pytest.mark.parametrize("place", [4, 8], ids=["middle", "end"])
-def test_padding_id_inside_a_prompt_without_mask(place):
+def test_padding_id_inside_a_prompt_without_mask():
     """Transformers then makes a mask of its own that hides the place. Either do the same or refuse: no other text."""
-    ids = tiny.prompts((9,))["input_ids"]
-    ids[0, place] = tiny.PAD
-    expected = greedy(tiny.shared("llama"), {"input_ids": ids})
-    try:
-        out = assisted(tiny.shared("llama"), {"input_ids": ids}, draft_for("llama", "often"))
-    except ValueError as error:
-        assert "attention_mask" in str(error)
-    else:
-        assert torch.equal(out.sequences, expected)
+    for place in (4, 8):  # in the middle, and at the end
+        ids = tiny.prompts((9,))["input_ids"]
+        ids[0, place] = tiny.PAD
+        expected = greedy(tiny.shared("llama"), {"input_ids": ids})
+        try:
+            out = assisted(tiny.shared("llama"), {"input_ids": ids}, draft_for("llama", "often"))
+        except ValueError as error:
+            assert "attention_mask" in str(error)
+        else:
+            assert torch.equal(out.sequences, expected)
 
 
+@pytest.mark.full
 def test_the_drafts_scores_are_processed_like_the_targets():
     """Each position sees its own prefix, and each row its own place in the batch, also after other rows were dropped."""
     inputs, model = tiny.prompts(RAGGED), tiny.shared("qwen2")

@@ -73,6 +73,7 @@ FAULTS = (
     Fault("texts end token", "batch/rows.py", "stop = self._ended[row_id] is None and (self._criteria_stop(row, length) or token in self.eos)", "stop = self._ended[row_id] is None and self._criteria_stop(row, length)", "generation/test_lossless.py generation/test_generate.py"),
     Fault("texts budget", "batch/rows.py", "full = length >= self.max_lengths[row]", "full = length > self.max_lengths[row]", "generation/test_lossless.py generation/test_generate.py"),
     Fault("texts past end", "batch/rows.py", "self.cut(self.width + max(n for n in self._ended if n is not None))", "self.cut(self.width + min(n for n in self._ended if n is not None))", "batch/test_criteria.py"),
+    Fault("texts end twice", "batch/criteria.py", "if going[row] and over:", "if over:", "batch/test_criteria.py"),
     Fault("texts selected rows", "batch/rows.py", "self.ids, self.row_ids = self.ids[rows], self.row_ids[rows]", "self.ids = self.ids[rows]", "generation rules"),
     Fault("texts detokenized", "text/detokenizer.py", "while end > done and self.joins(new[end - 1]):", "while False:", "models/test_detokenizer.py server/test_texts.py"),
     # Processors
@@ -95,6 +96,7 @@ FAULTS = (
     Fault("compiled worth", "engine/compiled_round.py", "worth = worth * rules.joint.factors[bins[-1]]", "worth = rules.joint.factors[bins[-1]]", "stops/test_joint.py engine"),
     # Drafters
     Fault("drafters limits", "drafters/base.py", "if not 0 <= length <= min(limit, gamma):", "if not 0 <= length <= gamma:", "drafters/test_own_drafter.py"),
+    Fault("drafters window", "drafters/networks/base.py", "(keys >= first[..., None]) | (keys >= begins[..., None])", "keys >= first[..., None]", "drafters/test_windows.py"),
     Fault("drafters validity", "engine/stages.py", "return (((x - x) == 0) | unread).long().cumprod(dim=1).sum(dim=1)", "return torch.ones_like(x).long().cumprod(dim=1).sum(dim=1)", "batch/test_broken_logits.py"),
     # Scheduler and server
     Fault("scheduler end tokens", "generation/scheduler.py", "other.row and other.row.end_tokens != request.row.end_tokens for other in others", "False for other in others", "generation/test_many_memory.py"),

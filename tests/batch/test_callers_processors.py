@@ -45,13 +45,10 @@ def models():
 
 
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy")
-@pytest.mark.parametrize(
-    "asking",
-    [{"prefix_allowed_tokens_fn": grammar}, {"logits_processor": LogitsProcessorList([Grammar()])}],
-    ids=["function", "processor"],
-)
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
-def test_a_grammar_is_not_called_behind_its_end(models, policy, asking):
+def test_a_grammar_is_not_called_behind_its_end(models, policy):
+    """As a function for SVIP, as a processor for the others."""
+    asking = {"prefix_allowed_tokens_fn": grammar} if policy == "svip" else {"logits_processor": [Grammar()]}
     settings = {"max_new_tokens": 10, "eos_token_id": 3, "pad_token_id": 0} | asking
     expected = stock(models[0], **small.one(), **settings, do_sample=False)
     assert expected.shape[1] == 12
@@ -68,17 +65,12 @@ class Mine(hla.AcceptanceRule):
         return super().accepts(verified, coins)
 
 
-@pytest.mark.parametrize(
-    "rule",
-    [hla.BlockVerification(), Mine(), hla.Union((hla.Strict(), Mine())), hla.Limited(Mine())],
-    ids=str,
-)
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy")
-def test_a_rule_that_decides_about_whole_drafts_is_refused(models, rule):
+def test_a_rule_that_decides_about_whole_drafts_is_refused(models):
     line = r"^logits_processor: Grammar may remember [^\n]*, and \w+ decides about whole drafts: choose[^\n]*$"
-    settings = {"max_new_tokens": 10, "logits_processor": LogitsProcessorList([Grammar()])}
-    with pytest.raises(ValueError, match=line):
-        ours(*models, rule, **small.one(), **settings)
+    for rule in (hla.BlockVerification(), Mine(), hla.Union((hla.Strict(), Mine())), hla.Limited(Mine())):
+        with pytest.raises(ValueError, match=line):
+            ours(*models, rule, **small.one(), max_new_tokens=10, logits_processor=[Grammar()])
 
 
 class Forbidding(LogitsProcessor):
@@ -93,10 +85,8 @@ class Forbidding(LogitsProcessor):
 def test_a_lossy_rule_keeps_no_token_that_a_callers_processor_forbids(models, drafting):
     target, draft = models[0], None if drafting else small.near(models[0], 0.4)
     inputs = {"input_ids": torch.tensor([[5, 6, 7, 8, 5, 6, 7, 8, 5, 6, 7, 8, 5]])}
-    policy, settings = (
-        hla.LossyPolicy(hla.TopK(small.VOCAB), hla.Constant(4)),
-        {"max_new_tokens": 24, "do_sample": False},
-    )
+    policy = hla.LossyPolicy(hla.TopK(small.VOCAB), hla.Constant(4))
+    settings = {"max_new_tokens": 24, "do_sample": False}
     free = ours(target, draft, policy, **inputs, **settings, **drafting)[0, 13:]
     settings["logits_processor"] = LogitsProcessorList([Forbidding()])
     text = ours(target, draft, policy, **inputs, **settings, **drafting)[0, 13:]
@@ -111,7 +101,10 @@ def until_seven(row, ids):
     return [3] if len(new) > row + 1 else list(range(4, 97))
 
 
-@pytest.mark.parametrize(("draft", "drafted"), [("near", 2), ("far", 9), ("smaller", 2)])
+@pytest.mark.parametrize(
+    ("draft", "drafted"),
+    [("near", 2), *(pytest.param(*x, marks=pytest.mark.full) for x in (("far", 9), ("smaller", 2)))],
+)
 def test_rows_that_end_apart_and_a_maximal_length(models, draft, drafted):
     target = models[0]
     drafts = {"near": models[1], "far": small.llama(seed=4), "smaller": small.llama(seed=4, vocab=96)}
@@ -122,9 +115,8 @@ def test_rows_that_end_apart_and_a_maximal_length(models, draft, drafted):
             assert len(ids) < 9 + 4
             return until_seven(row, ids)
 
-        out = ours(
-            target, drafts[draft], num_assistant_tokens=drafted, **inputs, do_sample=False, **settings | {"prefix_allowed_tokens_fn": bounded}
-        )  # fmt: skip
+        given = inputs | settings | {"prefix_allowed_tokens_fn": bounded}
+        out = ours(target, drafts[draft], num_assistant_tokens=drafted, **given, do_sample=False)
         alone = [until_alone(target, inputs, row, settings) for row in range(len(inputs["input_ids"]))]
         for row, (got, wanted) in enumerate(zip(out, alone, strict=True)):
             assert got.tolist()[: len(wanted)] == wanted, row
@@ -138,24 +130,19 @@ def until_alone(target, inputs, row, settings):
     return stock(target, **alone, **settings | function, do_sample=False)[0].tolist()
 
 
-@pytest.mark.parametrize("do_sample", [False, True])
-def test_a_grammar_is_not_called_behind_a_token_it_forbids(do_sample):
+def test_a_grammar_is_not_called_behind_a_token_it_forbids():
     """A draft of another tokenizer, and prompt lookup, know nothing of it."""
     target = small.llama()
     order = small.words()[::-1]
     tokenizers = {"tokenizer": small.tokenizer(), "assistant_tokenizer": small.tokenizer(order)}
-    settings = {"max_new_tokens": 10, "eos_token_id": 3, "pad_token_id": 0, "do_sample": do_sample}
+    settings = {"max_new_tokens": 10, "eos_token_id": 3, "pad_token_id": 0, "prefix_allowed_tokens_fn": grammar}
     prompt = {"input_ids": torch.tensor([[5, 3, 9, 6, 8, 5, 7, 11, 20]])}
     prompt["attention_mask"] = torch.ones_like(prompt["input_ids"])
-    expected = stock(target, **prompt, **settings, prefix_allowed_tokens_fn=grammar)
+    expected = stock(target, **prompt, **settings, do_sample=False)
     for drafting in ({"assistant_model": small.near(target), **tokenizers}, {"prompt_lookup_num_tokens": 3}):
-        out = hla.enable(target).generate(
-            **prompt, **settings, **drafting, prefix_allowed_tokens_fn=grammar, lossy_policy="strict"
-        )
-        if do_sample:
-            assert out[0, 9:].tolist() in ([5, 7, 3], [6, 8, 3])
-        else:
-            assert torch.equal(out, expected)
+        given = prompt | settings | drafting | {"lossy_policy": "strict"}
+        assert torch.equal(hla.enable(target).generate(**given, do_sample=False), expected)
+        assert hla.enable(target).generate(**given, do_sample=True)[0, 9:].tolist() in ([5, 7, 3], [6, 8, 3])
 
 
 class Bias(LogitsProcessor):

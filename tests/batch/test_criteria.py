@@ -8,9 +8,6 @@ from transformers import EosTokenCriteria, MaxLengthCriteria, StoppingCriteria
 import hf_lossy_assist as hla
 
 
-DRAFTS = {"a draft": {}, "prompt lookup": {"prompt_lookup_num_tokens": 3}}
-
-
 class EvenLength(MaxLengthCriteria):
     """Stops at the first even length from its own on: a subclass that is more than its fields."""
 
@@ -24,28 +21,23 @@ class Never(EosTokenCriteria):
         return torch.zeros(len(input_ids), dtype=torch.bool)
 
 
-def criteria(kind):
-    made = {
-        "shorter": lambda: [MaxLengthCriteria(14)],
-        "two": lambda: [MaxLengthCriteria(40), MaxLengthCriteria(30)],
-        "a subclass": lambda: [EvenLength(13)],
-        "an end that never comes": lambda: [Never(eos_token_id=list(range(90)))],
-    }
-    return made[kind]()
+CRITERIA = {  # and how long the text is
+    "shorter": (lambda: [MaxLengthCriteria(14)], 14),
+    "two": (lambda: [MaxLengthCriteria(40), MaxLengthCriteria(30)], 30),
+    "a subclass": (lambda: [EvenLength(13)], 14),
+    "an end that never comes": (lambda: [Never(eos_token_id=list(range(90)))], 20),
+}
 
 
-@pytest.mark.parametrize("drafting", DRAFTS.values(), ids=DRAFTS)
-@pytest.mark.parametrize(
-    "kind, length", {"shorter": 14, "two": 30, "a subclass": 14, "an end that never comes": 20}.items()
-)
-def test_a_custom_criterion_stops_where_generate_stops(kind, length, drafting):
+def test_a_custom_criterion_stops_where_generate_stops():
     model, inputs = tiny.shared("llama"), tiny.prompts((9,))
     settings = {"max_new_tokens": 11, "eos_token_id": tiny.NEVER_EMITTED}
-    expected = tiny.greedy(model, inputs, stopping_criteria=criteria(kind), **settings)
-    assert expected.shape[1] == length
-    draft = None if drafting else tiny.draft_of(model, "often")
-    out = tiny.assisted(model, inputs, draft, stopping_criteria=criteria(kind), **settings, **drafting)
-    assert torch.equal(out.sequences, expected)
+    for n, (kind, (make, length)) in enumerate(CRITERIA.items()):
+        expected = tiny.greedy(model, inputs, stopping_criteria=make(), **settings)
+        assert expected.shape[1] == length
+        draft, drafting = (tiny.draft_of(model, "often"), {}) if n % 2 else (None, {"prompt_lookup_num_tokens": 3})
+        out = tiny.assisted(model, inputs, draft, stopping_criteria=make(), **settings, **drafting)
+        assert torch.equal(out.sequences, expected), kind
 
 
 # -- a criterion of the caller's in a batch -------------------------------------------------------------------------------
@@ -59,15 +51,6 @@ class Limits(StoppingCriteria):
 
     def __call__(self, input_ids, scores, **kwargs):
         return input_ids.shape[1] >= self.limits
-
-
-def in_a_batch(make, draft="rarely", inputs=None, **settings):
-    """Return what `generate` writes, and what it writes with a draft; `make()` gives each call its criteria."""
-    model, inputs = tiny.shared("llama"), tiny.prompts((9, 6, 4)) if inputs is None else inputs
-    settings = {"max_new_tokens": 16, "do_sample": False} | settings
-    alone = model.generate(**inputs, **settings, stopping_criteria=make())
-    drafted = tiny.assisted(model, inputs, tiny.draft_of(model, draft), stopping_criteria=make(), **settings)
-    return alone, drafted
 
 
 class Watching(StoppingCriteria):
@@ -97,17 +80,25 @@ ANSWERS = {
 }
 
 
-@pytest.mark.full(every=12)
-@pytest.mark.nightly(every=6)
-@pytest.mark.parametrize("draft", ["always", "rarely", None])
-@pytest.mark.parametrize("eos", [None, tiny.NEVER_EMITTED, 5])
-@pytest.mark.parametrize("lengths", [(9,), (9, 6, 4), (9, 9)], ids=str)
-@pytest.mark.parametrize("ends", ANSWERS.values(), ids=ANSWERS)
+LENGTHS = ((9,), (9, 6, 4), (9, 9))
+ENDS = (None, tiny.NEVER_EMITTED, 5)
+DRAFTS = ("always", "rarely", None)
+ROWS = [  # each pair of values together
+    (ANSWERS[name], LENGTHS[n], ENDS[(n + i) % 3], DRAFTS[(2 * n + i) % 3])
+    for i, name in enumerate(ANSWERS)
+    for n in range(3)
+]
+
+
+@pytest.mark.parametrize(
+    ("ends", "lengths", "eos", "draft"),
+    [pytest.param(*row, marks=[pytest.mark.full] * (len(row[1]) == 1 or row[2] is None)) for row in ROWS],
+)
 def test_a_callers_criterion_is_called_as_generate_calls_it(ends, lengths, eos, draft):
     """As often, with the same tokens of all rows; so a counter, or one that reads row 0, ends the same texts."""
     model, inputs = tiny.shared("llama"), tiny.prompts(lengths)
     settings = {"max_new_tokens": 16, "do_sample": False, "eos_token_id": eos, "pad_token_id": tiny.PAD}
-    settings |= {"do_sample": False, "output_scores": True, "return_dict_in_generate": True}
+    settings |= {"output_scores": True, "return_dict_in_generate": True}
     drafting = {"prompt_lookup_num_tokens": 3} if draft is None else {"assistant_model": tiny.draft_of(model, draft)}
     expected, once = Watching(ends), Watching(ends)
     alone = model.generate(**inputs, **settings, stopping_criteria=[expected])
@@ -133,7 +124,7 @@ def many(criteria, **settings):
     return [result.token_ids for result in sorted(results, key=lambda result: result.index)]
 
 
-@pytest.mark.parametrize("name", ["a counter", "row 0", "rows by themselves"])
+@pytest.mark.parametrize("name", ["a counter", "row 0"])
 def test_one_criterion_for_all_texts_is_refused_where_it_remembers(name):
     """A function makes one for each prompt; if it returns one object twice, that is shared, too."""
 
@@ -143,10 +134,10 @@ def test_one_criterion_for_all_texts_is_refused_where_it_remembers(name):
             return self.ends(self.calls, input_ids)
 
     settings, model, shared = {"max_rows": 3}, tiny.shared("llama"), Counting(ANSWERS[name])
-    expected = [
-        tiny.greedy(model, {"input_ids": torch.tensor([ids])}, stopping_criteria=[Counting(ANSWERS[name])], max_new_tokens=16)[0, 3:].tolist()
-        for ids in PROMPTS
-    ]  # fmt: skip
+    expected = []
+    for ids in PROMPTS:
+        given = {"stopping_criteria": [Counting(ANSWERS[name])], "max_new_tokens": 16}
+        expected.append(tiny.greedy(model, {"input_ids": torch.tensor([ids])}, **given)[0, 3:].tolist())
     assert many(lambda ids: [Counting(ANSWERS[name])], **settings) == expected
     for criteria in ([Counting(ANSWERS[name])], lambda ids: [shared]):
         if name == "a counter":
@@ -157,16 +148,14 @@ def test_one_criterion_for_all_texts_is_refused_where_it_remembers(name):
 
 
 def test_each_row_has_a_place_in_a_criterion():
-    draft = "rarely"
-    alone, drafted = in_a_batch(lambda: [Limits(20, 12, 16)], draft, eos_token_id=tiny.NEVER_EMITTED)
-    assert [(row == tiny.PAD).sum() for row in alone[:, 9:]] == [0, 8, 4]
-    assert torch.equal(drafted.sequences, alone)
-
-
-def test_one_token_is_written_behind_a_prompt_that_is_too_long():
-    alone, drafted = in_a_batch(lambda: [MaxLengthCriteria(5)], inputs=tiny.prompts((9,)))
-    assert alone.shape[1] == 10
-    assert torch.equal(drafted.sequences, alone)
+    """And one token is written behind a prompt that is too long."""
+    model, settings = tiny.shared("llama"), {"max_new_tokens": 16, "eos_token_id": tiny.NEVER_EMITTED}
+    for lengths, criterion, left in (((9, 6, 4), Limits(20, 12, 16), (11, 3, 7)), ((9,), MaxLengthCriteria(5), (1,))):
+        inputs, settings["stopping_criteria"] = tiny.prompts(lengths), [criterion]
+        alone = tiny.greedy(model, inputs, **settings)
+        assert tuple((row != tiny.PAD).sum() for row in alone[:, 9:]) == left
+        out = tiny.assisted(model, inputs, tiny.draft_of(model, "rarely"), **settings)
+        assert torch.equal(out.sequences, alone)
 
 
 class Recording(StoppingCriteria):
@@ -178,7 +167,7 @@ class Recording(StoppingCriteria):
         return torch.zeros(len(input_ids), dtype=torch.bool)
 
 
-@pytest.mark.parametrize("keeps", [False, True])
+@pytest.mark.parametrize("keeps", [True, pytest.param(False, marks=pytest.mark.full)])
 def test_a_criterion_sees_all_scores_so_far_where_they_are_returned(keeps):
     made = []
 
@@ -205,8 +194,8 @@ class SaysNothing(StoppingCriteria):
         return None
 
 
-@pytest.mark.parametrize("criterion", [SaysNothing(), Limits(20, 12)], ids=["none", "another number"])
-def test_another_answer_is_loud(criterion):
+def test_another_answer_is_loud():
     model = tiny.shared("llama")
-    with pytest.raises(RuntimeError, match=r"^[^\n]+$"):
-        tiny.assisted(model, tiny.prompts((9, 6, 4)), tiny.draft_of(model, "often"), stopping_criteria=[criterion])
+    for criterion in (SaysNothing(), Limits(20, 12)):
+        with pytest.raises(RuntimeError, match=r"^[^\n]+$"):
+            tiny.assisted(model, tiny.prompts((9, 6, 4)), tiny.draft_of(model, "often"), stopping_criteria=[criterion])

@@ -34,20 +34,14 @@ def longer(sequences, prompt, tokens=3, seed=5):
     return {"input_ids": ids, "attention_mask": mask}
 
 
-HOLES = {
-    "one row": ("xx.x..xxxx",),
-    "ragged": ("xxx.xx.xxx", "...xxxxxxx", "..x.x...xx"),
-    "one token each": (".........x", "x........x"),
-}
-
-
-@pytest.mark.parametrize("rows", HOLES.values(), ids=HOLES)
-def test_a_mask_with_holes_gives_the_text_of_generate(rows):
-    model, inputs = tiny.shared("gpt2"), masked(*rows)
-    expected = tiny.greedy(model, inputs, **NEVER)
-    out = tiny.assisted(model, inputs, tiny.draft_of(model, "often"), **NEVER)
-    assert torch.equal(out.sequences, expected)
-    assert 0 < out.speculation.draft_acceptance_rate <= 1
+def test_a_mask_with_holes_gives_the_text_of_generate():
+    """Several holes, and rows of one token; one hole is in generation/test_lossless.py."""
+    model = tiny.shared("gpt2")
+    for rows in (("xxx.xx.xxx", "...xxxxxxx", "..x.x...xx"), (".........x", "x........x")):
+        expected = tiny.greedy(model, masked(*rows), **NEVER)
+        out = tiny.assisted(model, masked(*rows), tiny.draft_of(model, "often"), **NEVER)
+        assert torch.equal(out.sequences, expected)
+        assert 0 < out.speculation.draft_acceptance_rate <= 1
 
 
 @cache
@@ -66,9 +60,8 @@ SIGHT = ("xxx.x.....xx.xxxx.xx", "...xxx.xxxxxxx...xxx", ".x.................x",
 def test_holes_that_the_target_counts_are_refused(kind):
     """A window of 8 columns shows other tokens than one of 8 tokens; hidden tokens on the left shift nothing. One row runs in Transformers' loop."""
     model = sees(kind)
-    with pytest.raises(
-        ValueError, match=r"^[^\n]*this call has 4: [^\n]*attention_mask hides tokens between others[^\n]*$"
-    ):
+    says = "this call has 4: [^\n]*attention_mask hides tokens between others"
+    with pytest.raises(ValueError, match=rf"^[^\n]*{says}[^\n]*$"):
         tiny.assisted(model, masked(*SIGHT), model, **NEVER)
     alone = masked(SIGHT[0])
     assert torch.equal(tiny.assisted(model, alone, model, **NEVER).sequences, tiny.greedy(model, alone, **NEVER))
@@ -85,7 +78,7 @@ def test_processors_see_what_generate_shows_them():
     assert torch.equal(tiny.assisted(model, inputs, tiny.draft_of(model, "often"), **settings).sequences, expected)
 
 
-def test_sampling_with_holes_has_the_law_of_the_row_without_them():
+def test_sampling_with_holes_is_that_of_the_row_without_them():
     model, seen = tiny.shared("llama"), masked("xx.x..xxxx")
     short = {"input_ids": seen["input_ids"][:, seen["attention_mask"][0].bool()]}
     texts = []
@@ -96,16 +89,17 @@ def test_sampling_with_holes_has_the_law_of_the_row_without_them():
     assert torch.equal(*texts)
 
 
-PADDED = {"padding": ("....xxxxxxxx",), "holes": ("..xx.xxx.xxx",)}
-PAIRS = [("llama", "holes"), *((name, "padding") for name in ("llama", "gemma3", "lfm2"))]
-
-
-@pytest.mark.full(every=4)
-@pytest.mark.parametrize("name, rows", PAIRS)
-def test_a_cache_goes_on_between_this_package_and_transformers_either_way(name, rows):
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        ("llama", "..xx.xxx.xxx"),
+        *(pytest.param(name, "....xxxxxxxx", marks=pytest.mark.full) for name in ("gemma3", "lfm2")),
+    ],
+)
+def test_a_cache_goes_on_between_this_package_and_transformers_either_way(name, row):
     """A turn here or there, then a second one here or there: four ways, one text."""
     model = tiny.shared(name)
-    prompt, draft = masked(*PADDED[rows]), tiny.draft_of(model, "often")
+    prompt, draft = masked(row), tiny.draft_of(model, "often")
     stock = model.generate(**prompt, max_new_tokens=9, do_sample=False, return_dict_in_generate=True, **NEVER)
     ours = tiny.assisted(model, prompt, draft, max_new_tokens=9, **NEVER)
     assert torch.equal(ours.sequences, stock.sequences)
@@ -127,17 +121,24 @@ BATCHES = {
 }
 
 
-@pytest.mark.nightly(every=7)
-@pytest.mark.parametrize("rows", BATCHES.values(), ids=BATCHES)
-@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3", "lfm2", "bare"])
-def test_a_cache_of_several_rows(name, rows, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "batch"),
+    [
+        ("llama", "holes"),
+        ("gemma3", "padded"),
+        ("lfm2", "holes"),
+        *(pytest.param(*case, marks=pytest.mark.full) for case in (("lfm2", "padded"), ("bare", "even"))),
+        *(pytest.param(*case, marks=pytest.mark.full) for case in (("gemma3", "holes"), ("gpt2", "padded"))),
+    ],
+)
+def test_a_cache_of_several_rows(name, batch, monkeypatch):
     """A turn of Transformers', and the second one here, from the cache of the first; a model that has read all the text would not do."""
     model = tiny.shared("llama" if name == "bare" else name)
-    prompt, draft = masked(*rows), tiny.draft_of(model, "often")
+    prompt, draft = masked(*BATCHES[batch]), tiny.draft_of(model, "often")
     given = {CACHE: DynamicCache()} if name == "bare" else {}
     stock = model.generate(**prompt, max_new_tokens=9, do_sample=False, return_dict_in_generate=True, **given, **NEVER)
     inputs = longer(stock.sequences, prompt)
-    if name in ("gemma3", "lfm2") and rows == BATCHES["holes"]:
+    if name in ("gemma3", "lfm2") and batch == "holes":
         with pytest.raises(ValueError, match=r"attention_mask hides tokens between others"):
             tiny.assisted(model, inputs, draft, **{CACHE: copy.deepcopy(cache_of(stock))}, **NEVER)
         return
@@ -176,9 +177,8 @@ def test_a_static_cache_of_several_rows_is_refused():
     cache = StaticCache(model.config, max_cache_len=64)
     with torch.no_grad():
         model(text["input_ids"][:, :4], **{CACHE: cache})
-    says = (
-        "it has StaticLayer" if hasattr(StaticLayer, "crop") else "cannot be rolled back"
-    )  # before Transformers 5.24
+    # The second before Transformers 5.24.
+    says = "it has StaticLayer" if hasattr(StaticLayer, "crop") else "cannot be rolled back"
     with pytest.raises(ValueError, match=rf"^[^\n]*{says}[^\n]*$"):
         tiny.assisted(model, text, model, **{CACHE: cache}, **NEVER)
 

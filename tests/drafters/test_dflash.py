@@ -32,8 +32,7 @@ SECOND = {"group": 8, "rank": 4, "candidates": 5}  # DFlash 2's settings
 
 @torch.no_grad()
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: f"{path.parent.name}, {path.name}")
-@pytest.mark.parametrize("rows", [1, 3])
-def test_blocks_are_the_packages(folder, rows):
+def test_blocks_are_the_packages(folder, rows=3):
     """Also behind a partial acceptance, and beside rows of other lengths. DSpark's and DFlash 2's places follow the tokens of the text."""
     drafter = hla.load_drafter(folder)
     net, golden = drafter.network, load_file(folder / "golden.safetensors")
@@ -96,19 +95,23 @@ def made(target, **flags):
     return DSparkDrafter(net) if hasattr(net, "markov_head") else DFlashDrafter(net)
 
 
-@pytest.mark.full(every=2)
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy")
-@pytest.mark.parametrize("inputs", [small.one(), small.ragged()], ids=["one", "ragged"])
-@pytest.mark.parametrize("flags", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize(
+    ("flags", "inputs"),
+    [
+        pytest.param(flags, small.ragged() if n % 2 else small.one(), marks=[pytest.mark.full] * (n % 4 > 0), id=name)
+        for n, (name, flags) in enumerate(SETTINGS.items())
+    ],
+)
 def test_what_is_drafted_is_the_networks_block(monkeypatch, flags, inputs):
     """In each round, whatever was accepted before; no longer than a block."""
     target = hla.enable(small.llama(layers=3))
     drafter, seen = made(target, **flags), watched(monkeypatch)
     policy = hla.LossyPolicy(hla.TopK(45), hla.Constant(9))
-    out = target.generate(**inputs, assistant_model=drafter, lossy_policy=policy, max_new_tokens=24, do_sample=False, return_dict_in_generate=True)  # fmt: skip
-    assert len({accepted for row in out.speculation.rows for _, accepted in row.steps}) > 1, (
-        "some rounds accept a part"
-    )
+    settings = {"max_new_tokens": 24, "do_sample": False, "return_dict_in_generate": True}
+    out = target.generate(**inputs, assistant_model=drafter, lossy_policy=policy, **settings)
+    counts = {accepted for row in out.speculation.rows for _, accepted in row.steps}
+    assert len(counts) > 1, "some rounds accept a part"
     drafted = 0
     for text, tokens in drafts(seen):
         assert len(tokens) <= drafter.network.config.drafts
@@ -117,25 +120,25 @@ def test_what_is_drafted_is_the_networks_block(monkeypatch, flags, inputs):
     assert drafted > 12
 
 
-LAWS = {
-    "DFlash 2": (None, hla.LossyPolicy(hla.Strict(), hla.SVIP(h=0.9, max_draft=2))),
-    "two tokens": (None, hla.LossyPolicy(hla.Strict(), hla.Constant(2))),
-    "a reduced vocabulary": (3, hla.LossyPolicy(hla.Strict(), hla.Constant(2))),
-    "its confidence": (None, hla.LossyPolicy(hla.Strict(), hla.Confidence(0.5, 2, reads="head"))),
+DISTRIBUTIONS = {
+    "a reduced vocabulary": (3, hla.Constant(2)),
+    "DFlash 2": (None, hla.SVIP(h=0.9, max_draft=2)),
+    "its confidence": (None, hla.Confidence(0.5, 2, reads="head")),
     "blocks": (None, hla.LossyPolicy(hla.BlockVerification(), hla.Constant(2))),
 }
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.full] * (name != "a reduced vocabulary")) for name in LAWS]
+    "name", [pytest.param(name, marks=[pytest.mark.full] * (n > 0)) for n, name in enumerate(DISTRIBUTIONS)]
 )
-def test_the_law_of_texts(name):
+def test_the_distribution_of_texts(name):
     """Exactly, of two rows together, with an end token: each token's q is the corrected one, DSpark's or DFlash 2's."""
-    draft_vocabulary, policy = LAWS[name]
+    draft_vocabulary, policy = DISTRIBUTIONS[name]
     target = hla.enable(small.llama(vocab=4).float())
     flags = SECOND | {"candidates": 2} if name == "DFlash 2" else {"rank": 2, "from_anchor": True}
     drafter = made(target, **flags, block=3, draft_vocabulary=draft_vocabulary)
-    prompts = {"input_ids": torch.tensor([[0, 3, 2], [3, 2, 3]]), "attention_mask": torch.tensor([[0, 1, 1], [1, 1, 1]])}  # fmt: skip
+    ids, mask = torch.tensor([[0, 3, 2], [3, 2, 3]]), torch.tensor([[0, 1, 1], [1, 1, 1]])
+    prompts = {"input_ids": ids, "attention_mask": mask}
     distance, runner = off(target, drafter, policy, prompts, end=1, real=True)
     assert distance < 1e-6 and max(runner.widths) > 1
 
@@ -148,13 +151,10 @@ def test_confidence_ends_drafts_where_the_head_says(monkeypatch):
     for threshold in (0.0, 0.5):
         with monkeypatch.context() as patch:
             seen = watched(patch)
-            target.generate(**small.ragged(), assistant_model=drafter, lossy_policy=hla.Confidence(threshold, reads="head"), max_new_tokens=16, do_sample=False)  # fmt: skip
-        drafted = [
-            (text, tokens[:count], limit)
-            for round_ in seen
-            for text, tokens, count, limit in zip(round_.texts, round_.draft.tokens.tolist(), round_.draft.lengths.tolist(), round_.limits, strict=True)
-            if count
-        ]  # fmt: skip
+            settings = {"lossy_policy": hla.Confidence(threshold, reads="head"), "max_new_tokens": 16}
+            target.generate(**small.ragged(), assistant_model=drafter, **settings, do_sample=False)
+        limits = [limit for round_ in seen for limit, n in zip(round_.limits, round_.draft.lengths, strict=True) if n]
+        drafted = [(*pair, limit) for pair, limit in zip(drafts(seen), limits, strict=True)]
         lengths[threshold] = {len(tokens) for _, tokens, _ in drafted}
         for text, tokens, limit in drafted:
             hidden = target(text[None, :-1], output_hidden_states=True).hidden_states
@@ -183,8 +183,8 @@ def test_confidence_that_is_not_there():
 
 @pytest.mark.parametrize(
     "flags",
-    [{"rank": 4}, {"rank": 4, "markov": "gated"}, {"rank": 0, "confidence": False, "confidence_reads_token": False}],
-    ids=["vanilla", "gated", "DFlash"],
+    [{"rank": 4, "markov": "gated"}, {"rank": 0, "confidence": False, "confidence_reads_token": False}],
+    ids=["gated", "DFlash"],
 )
 def test_deepspecs_form(tmp_path, flags):
     net = network(small.llama(layers=3), from_anchor=True, layers=2, **flags)
@@ -217,9 +217,9 @@ def test_zlabs_form_of_dflash_2(tmp_path):
     torch.testing.assert_close(found, bent)
 
 
-@pytest.mark.parametrize("flags", [{}, {"markov": "rnn", "draft_vocabulary": 40}], ids=["whole", "reduced"])
-def test_what_is_saved_is_loaded(tmp_path, flags):
-    net = network(small.llama(layers=3), rank=4, from_anchor=True, **flags)
+@pytest.mark.parametrize("draft_vocabulary", [None, 40])
+def test_what_is_saved_is_loaded(tmp_path, draft_vocabulary):
+    net = network(small.llama(layers=3), rank=4, from_anchor=True, markov="rnn", draft_vocabulary=draft_vocabulary)
     hla.save_drafter(DSparkDrafter(net), tmp_path / "drafter", small.llama(layers=3))
     found = hla.load_drafter(tmp_path / "drafter")
     assert isinstance(found, DSparkDrafter) and found.network.config.drafts == 5

@@ -32,7 +32,7 @@ def steps(model, ids, logits, places):
 
 @torch.no_grad()
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
-def test_rows_of_different_length_draft_as_the_package_does(folder):
+def test_chains_are_the_packages(folder):
     """Each row begins its chain at a place of its own; ids[i] is the token of pair i, so that a text has one before it."""
     places = [2, 6, 4]
     model, golden = opened(folder, len(places))
@@ -41,12 +41,11 @@ def test_rows_of_different_length_draft_as_the_package_does(folder):
     model.take(pad([hidden[0, : place + 1] for place in places], batch_first=True), [place + 1 for place in places])
     model.read(pad([ids[: place + 2] for place in places], batch_first=True))
     steps(model, ids[1:], golden["logits"], places)
+    for drafts in (True, False):
+        behind_a_partial_acceptance(folder, drafts)
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("drafts", [True, False])
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
-def test_behind_a_partial_acceptance(folder, drafts):
+def behind_a_partial_acceptance(folder, drafts):
     """One of three drafted tokens is accepted: the target's states take the place of the network's own, and the chain begins behind them.
 
     Also where nothing was drafted from the states that it had.

@@ -50,19 +50,18 @@ def test_it_reads_nothing_that_the_target_has_read(target, fed, inputs):
     assert {count for counts in fed for count in counts} == {1}
 
 
-@pytest.mark.full(every=3)
-@pytest.mark.parametrize("inputs", INPUTS.values(), ids=INPUTS)
-@pytest.mark.parametrize("row_generators", [False, True])
+@pytest.mark.parametrize(
+    ("inputs", "row_generators"),
+    [(INPUTS["ragged"], True), pytest.param(INPUTS["even"], False, marks=pytest.mark.full)],
+)
 def test_samples_are_those_of_a_draft_with_a_separate_cache(target, monkeypatch, inputs, row_generators):
     texts, draft = [], hla.early_exit(target, 3)
     for shares in (True, False):
         monkeypatch.setattr(hla.Runner, "shares", shares)
         seeds = range(len(inputs["input_ids"])) if row_generators else [5]
-        generator = [torch.Generator().manual_seed(seed) for seed in seeds]
-        out = target.generate(
-            **inputs, assistant_model=draft, lossy_policy="svip", do_sample=True, generator=generator if row_generators else generator[0], **SETTINGS
-        )  # fmt: skip
-        texts.append(out)
+        generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+        settings = SETTINGS | {"do_sample": True, "generator": generators if row_generators else generators[0]}
+        texts.append(target.generate(**inputs, assistant_model=draft, lossy_policy="svip", **settings))
     assert texts[0].sequences.equal(texts[1].sequences)
     assert [row.steps for row in texts[0].speculation.rows] == [row.steps for row in texts[1].speculation.rows]
 
@@ -84,19 +83,12 @@ def test_it_shares_the_targets_storage(target, monkeypatch):
 def test_lossy_rules_and_composites(target):
     """A round that keeps tokens which the target would not have written leaves the target's keys and values of them."""
     draft, inputs = hla.early_exit(target, 2), small.ragged()
-    for given in ({"lossy_policy": hla.TopK(5)}, {"lossy_policy": "strict", "drafter": hla.CompositeDrafter()}):
+    for policy, drafter in ((hla.TopK(5), None), ("strict", hla.CompositeDrafter())):
         texts = []
         for shares in (True, False):
             runner = type("Own", (hla.Runner,), {"shares": shares})
-            policy, drafter = given["lossy_policy"], given.get("drafter")
-            texts.append(
-                target.generate(
-                    **inputs,
-                    custom_generate=runner(policy, draft, drafter=drafter),
-                    do_sample=False,
-                    max_new_tokens=24,
-                )
-            )
+            given = {"custom_generate": runner(policy, draft, drafter=drafter), "do_sample": False}
+            texts.append(target.generate(**inputs, **given, max_new_tokens=24))
         assert texts[0].equal(texts[1])
 
 

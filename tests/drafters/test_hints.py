@@ -22,7 +22,9 @@ def written(target, inputs, new=24):
     return target.generate(**inputs, **settings), settings
 
 
-@pytest.mark.parametrize("kind", ["nothing", "model", "eagle", "auto", "lookup"])
+@pytest.mark.parametrize(
+    "kind", ["nothing", "auto", *(pytest.param(kind, marks=pytest.mark.full) for kind in ("model", "eagle", "lookup"))]
+)
 def test_a_document_is_drafted_from_its_first_token_on(kind):
     target = hla.enable(tiny.shared("llama"))
     inputs = small.ragged()
@@ -66,46 +68,33 @@ def test_texts_are_tokenized_and_what_is_no_document_is_refused(pair):
         pair[0].generate(**inputs, hints=[1, 2], **settings)
 
 
-@pytest.mark.parametrize("drafter", ["suffix", "composite", "auto"])
+@pytest.mark.parametrize("drafter", ["suffix", pytest.param("composite", marks=pytest.mark.full)])
 def test_prompts_with_documents_of_their_own(pair, drafter):
     draft = None if drafter == "suffix" else pair[1]
     expected = [alone(pair[0], prompt, **SETTINGS) for prompt in prompts()]
     given = [{"prompt": prompt, "hints": [text]} for prompt, text in zip(prompts(), expected, strict=True)]
     assert together((pair[0], draft), given, hla.Constant(4), drafter=drafter, max_rows=3) == expected
-    assert (
-        together((pair[0], draft), prompts(), hla.Constant(4), drafter=drafter, hints=expected, max_rows=3) == expected
-    )
+    more = {"drafter": drafter, "max_rows": 3}
+    assert together((pair[0], draft), prompts(), hla.Constant(4), hints=expected, **more) == expected
     with pytest.raises(ValueError, match=r"^prompts: number 0: hints are for a drafter that searches texts[^\n]*$"):
         together(pair, given)
 
 
 def test_finished_texts_are_searched_by_later_prompts_unless_that_could_change_them(pair):
-    """One prompt twelve times, one row at a time: from the second on its text is known."""
-    texts, more = (
-        [prompts()[0]] * 12,
-        {
-            "drafter": "suffix",
-            "lossy_policy": hla.Constant(8),
-            "max_rows": 1,
-            "max_new_tokens": 24,
-            "eos_token_id": None,
-        },
-    )
+    """One prompt six times, one row at a time: from the second on its text is known."""
+    more = {"drafter": "suffix", "lossy_policy": hla.Constant(8), "max_new_tokens": 24, "eos_token_id": None}
 
-    def forwards(**settings):
-        found = list(hla.generate_many(pair[0], texts, **more | {"do_sample": False} | settings))
-        return [
-            result.speculation.total().num_spec_steps for result in sorted(found, key=lambda result: result.index)
-        ], found
+    def found(rows, **settings):
+        results = hla.generate_many(pair[0], [prompts()[0]] * 6, max_rows=rows, **more, **settings)
+        return sorted(results, key=lambda result: result.index)
 
-    counts, found = forwards()
-    assert len({tuple(result.token_ids) for result in found}) == 1
+    results = found(1, do_sample=False)
+    counts = [result.speculation.total().num_spec_steps for result in results]
+    assert len({tuple(result.token_ids) for result in results}) == 1
     assert max(counts[1:]) <= 5 and counts[0] > 8
     sampled = {"do_sample": True, "temperature": 1.3, "top_k": 0, "seed": 3}
-    together_, apart = forwards(**sampled)[1], forwards(**sampled | {"max_rows": 4})[1]
-    assert [r.token_ids for r in sorted(together_, key=lambda r: r.index)] == [
-        r.token_ids for r in sorted(apart, key=lambda r: r.index)
-    ]
+    texts = [[result.token_ids for result in found(rows, **sampled)] for rows in (1, 4)]
+    assert texts[0] == texts[1]
 
 
 def test_a_memory_finds_what_a_search_of_each_text_finds():

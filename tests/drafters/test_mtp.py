@@ -29,10 +29,12 @@ def mtp(tmp_path_factory):
     return target
 
 
-@pytest.fixture(params=[1, 3], ids="mtp of {}".format, scope="module")
-def case(request, mtp):
-    """A target, and what a call drafts with."""
-    return mtp(request.param), {"use_mtp": True}
+@pytest.fixture(scope="module")
+def target(mtp):
+    return mtp(3)
+
+
+MTP = {"use_mtp": True, "lossy_policy": "strict"}
 
 
 def drafted(monkeypatch):
@@ -54,18 +56,19 @@ def prompt(seed, length=7):
 
 
 @pytest.mark.full
-def test_drafts_are_those_of_transformers_loop(case, monkeypatch):
-    target, given = case
+@pytest.mark.parametrize("layers", [1, 3])
+def test_drafts_are_those_of_transformers_loop(mtp, layers, monkeypatch):
+    target = mtp(layers)
     seen, accepted = drafted(monkeypatch), []
     settings = {"max_new_tokens": 40, "do_sample": False, "return_dict_in_generate": True}
     for seed in range(3):
         ids = prompt(seed)
         plain = target.generate(ids, **settings).sequences
         seen.clear()
-        target.generate(ids, **given, **settings)
+        target.generate(ids, use_mtp=True, **settings)
         expected = list(seen)
         seen.clear()
-        out = target.generate(ids, **given, lossy_policy={"stop": {"name": "constant", "gamma": 8}}, **settings)
+        out = target.generate(ids, use_mtp=True, lossy_policy=hla.Constant(8), **settings)
         assert out.sequences.equal(plain)
         last = len(seen[-1][0])  # Transformers drafts for places behind the end, too
         assert seen == [entry for entry in expected if len(entry[0]) <= last] and len(seen) > 4
@@ -73,30 +76,27 @@ def test_drafts_are_those_of_transformers_loop(case, monkeypatch):
     assert len(set(accepted)) > 1, "some rounds accept a token, and some do not"
 
 
-def test_a_target_cast_after_loading(mtp, tmp_path):
+def test_a_target_cast_after_loading(tmp_path):
     """Its config still says float32, and so does what Transformers reads of its MTP layers by it."""
     target = eagle.mtp_target(eagle.write_mtp(tmp_path, 2)).bfloat16()
     settings = {"max_new_tokens": 12, "do_sample": False, "return_dict_in_generate": True}
-    out = target.generate(prompt(4), use_mtp=True, lossy_policy="strict", **settings)
+    out = target.generate(prompt(4), **MTP, **settings)
     assert out.sequences.equal(target.generate(prompt(4), **settings).sequences)
     assert out.speculation.num_draft_tokens > 0
 
 
-@pytest.mark.full(every=4)
-@pytest.mark.parametrize("length", [1, 2, 3])
-def test_short_prompts(case, length):
+def test_short_prompts(target):
     """The prompt has fewer tokens than there are MTP layers, with which Transformers' own loop ends in an error: it drafts when there are enough."""
-    target, given = case
     settings = {"max_new_tokens": 12, "do_sample": False, "return_dict_in_generate": True}
-    out = target.generate(prompt(4, length), lossy_policy="strict", **given, **settings)
-    assert out.sequences.equal(target.generate(prompt(4, length), **settings).sequences)
-    assert out.speculation.num_draft_tokens > 0
+    for length in (1, 2, 3):
+        out = target.generate(prompt(4, length), **MTP, **settings)
+        assert out.sequences.equal(target.generate(prompt(4, length), **settings).sequences)
+        assert out.speculation.num_draft_tokens > 0
 
 
-def test_turns_of_a_chat(case):
-    target, given = case
+def test_turns_of_a_chat(target):
     texts = []
-    for more in ({}, given | {"lossy_policy": "strict"}):
+    for more in ({}, MTP):
         cache = DynamicCache(config=target.config)
         settings = {CACHE: cache, "max_new_tokens": 9, "do_sample": False} | more
         first = target.generate(prompt(1), **settings)
@@ -104,7 +104,7 @@ def test_turns_of_a_chat(case):
     assert texts[0].equal(texts[1])
 
 
-def compute_law(target, warpers):
+def compute_distribution(target, warpers):
     """Return the probabilities of all three tokens behind the prompt, (SIZE³,)."""
     law, texts = torch.ones(1, dtype=torch.float64), PROMPT
     for _ in range(NEW):
@@ -118,27 +118,25 @@ def compute_law(target, warpers):
 
 
 @pytest.mark.nightly
-def test_samples_have_the_targets_distribution(case):
-    target, given = case
+def test_samples_have_the_targets_distribution(target):
     settings = {"max_new_tokens": NEW, "do_sample": True, "temperature": 0.7, "top_k": 0, "eos_token_id": None}
     counts = torch.zeros(SIZE**NEW)
     generator = torch.Generator().manual_seed(1)
     for _ in range(700):
-        text = target.generate(PROMPT, **given, **settings, lossy_policy="strict", generator=generator)[0, -NEW:]
+        text = target.generate(PROMPT, **MTP, **settings, generator=generator)[0, -NEW:]
         counts[int(text @ torch.tensor([SIZE**2, SIZE, 1]))] += 1
-    assert goodness(counts, compute_law(target, (TemperatureLogitsWarper(0.7),))) > REJECT
+    assert goodness(counts, compute_distribution(target, (TemperatureLogitsWarper(0.7),))) > REJECT
 
 
-@pytest.mark.full(every=3)
-@pytest.mark.parametrize("several", [False, True])
-def test_a_generator_decides_the_draft_too(case, several):
-    target, given = case
-    texts = []
-    for seed in (1, 2):
-        torch.manual_seed(seed)
-        generator = torch.Generator().manual_seed(7)
-        texts.append(target.generate(prompt(3), **given, max_new_tokens=20, do_sample=True, lossy_policy="strict", generator=[generator] if several else generator))  # fmt: skip
-    assert texts[0].equal(texts[1])
+def test_a_generator_decides_the_draft_too(target):
+    for several in (False, True):
+        texts = []
+        for seed in (1, 2):
+            torch.manual_seed(seed)
+            generator = torch.Generator().manual_seed(7)
+            settings = {"max_new_tokens": 20, "do_sample": True, "generator": [generator] if several else generator}
+            texts.append(target.generate(prompt(3), **MTP, **settings))
+        assert texts[0].equal(texts[1])
 
 
 def refused(target, error, match, ids=None, **given):
@@ -147,53 +145,36 @@ def refused(target, error, match, ids=None, **given):
         target.generate(prompt(1) if ids is None else ids, **settings)
 
 
-REFUSED = {
-    "rows": ({"ids": torch.tensor([[3, 4], [4, 5]])}, "drafts for one row at a time; this batch has 2"),
-    "a stop on the draft": ({"lossy_policy": "svip"}, "SVIP reads what a draft model computes"),
-    "a rule on the draft": ({"lossy_policy": Ensemble(0.5)}, "compares the target's distribution with the draft's"),
-    "lookup too": ({"prompt_lookup_num_tokens": 3}, "are two ways to draft: pass one of them"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("more", "match"), REFUSED.values(), ids=REFUSED)
-def test_what_does_not_go_together_is_refused(case, more, match):
-    target, given = case
-    refused(target, ValueError, match, **given | more)
-
-
-WRONG = {
-    "no layers": ({"use_mtp": True}, ValueError, "has no multi-token prediction layers"),
-    "a DFlash model of Transformers'": ({"assistant_model": small.llama(layers=1), "speculation_type": "dflash"}, ValueError,
-                                       "'dflash' drafts in Transformers' own loop: leave lossy_policy out, or load the drafter's files"),
-    "a draft model too": ({"assistant_model": small.llama(layers=1), "use_mtp": True}, ValueError, "are two ways to draft"),
-    "a Runner": ({"custom_generate": hla.Runner("strict", small.llama(layers=1)), "lossy_policy": None, "use_mtp": True}, ValueError,
-                 "use_mtp and assistant_model are two ways to draft"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("given", "error", "match"), WRONG.values(), ids=WRONG)
-def test_wrong_settings_end_in_one_line(given, error, match):
-    given = {name: value for name, value in {"lossy_policy": "strict", **given}.items() if value is not None}
-    with pytest.raises(error, match=rf"^[^\n]*{match}[^\n]*$"):
-        hla.enable(small.llama(layers=3)).generate(**small.one(), max_new_tokens=4, **given)
+def test_what_does_not_go_together_is_refused(target):
+    for more, match in (
+        ({"ids": torch.tensor([[3, 4], [4, 5]])}, "drafts for one row at a time; this batch has 2"),
+        ({"lossy_policy": "svip"}, "SVIP reads what a draft model computes"),
+        ({"lossy_policy": Ensemble(0.5)}, "compares the target's distribution with the draft's"),
+        ({"prompt_lookup_num_tokens": 3}, "are two ways to draft: pass one of them"),
+        ({"assistant_model": pair()[1]}, "are two ways to draft"),
+    ):
+        refused(target, ValueError, match, use_mtp=True, **more)
+    draft, plain = small.llama(layers=1), hla.enable(small.llama(layers=3))
+    refused(plain, ValueError, "has no multi-token prediction layers", use_mtp=True)
+    in_transformers = "'dflash' drafts in Transformers' own loop: leave lossy_policy out, or load the drafter's files"
+    refused(plain, ValueError, in_transformers, assistant_model=draft, speculation_type="dflash")
+    with pytest.raises(ValueError, match=r"^[^\n]*use_mtp and assistant_model are two ways to draft[^\n]*$"):
+        plain.generate(prompt(1), use_mtp=True, max_new_tokens=4, custom_generate=hla.Runner("strict", draft))
 
 
 UNREAD = "MTP layers of .* cannot be read .* pass assistant_model=… in place of MTP"
 
 
-def test_a_damaged_checkpoint_and_one_without_layers(tmp_path):
+def test_a_checkpoint_that_is_damaged_or_has_no_layers(tmp_path):
     target = eagle.mtp_target(eagle.write_mtp(tmp_path, 1))
+    with_other_names = eagle.mtp_target(tmp_path)
+    with_other_names._keys_to_ignore_on_load_unexpected = [r"model\.layers\.9.*"]
+    refused(with_other_names, ValueError, UNREAD, use_mtp=True)
     (tmp_path / "model.safetensors").unlink()  # not overwritten: the target's weights are mapped from it
     (tmp_path / "model.safetensors").write_bytes(b"xx")
     refused(target, ValueError, UNREAD, use_mtp=True)
     target.config.num_mtp_layers = 0
     refused(target, ValueError, "has no multi-token prediction layers", use_mtp=True)
-
-
-def test_layers_that_the_checkpoint_does_not_have(tmp_path):
-    target = eagle.mtp_target(eagle.write_mtp(tmp_path, 1))
-    target._keys_to_ignore_on_load_unexpected = [r"model\.layers\.9.*"]
-    refused(target, ValueError, UNREAD, use_mtp=True)
 
 
 def test_a_models_config_is_honoured(mtp, monkeypatch):

@@ -40,10 +40,15 @@ def rounds(monkeypatch):
 
 
 @torch.no_grad()
-@pytest.mark.full(every=4)
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy")
-@pytest.mark.parametrize("lengths", [(9,), RAGGED, (14, 4, 14)], ids=str)
-@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2", "lfm2"])
+@pytest.mark.parametrize(
+    ("name", "lengths"),
+    [
+        ("llama", RAGGED),
+        ("lfm2", (9,)),
+        *(pytest.param(*case, marks=pytest.mark.full) for case in (("gemma3", (14, 4, 14)), ("gpt2", RAGGED))),
+    ],
+)
 def test_drafts_are_those_of_the_text_and_masks(rounds, name, lengths):
     """In one forward a round, whatever was accepted before and however long the others' drafts are; no longer than a block."""
     model, forwards = tiny.shared(name), []
@@ -67,20 +72,18 @@ def test_drafts_are_those_of_the_text_and_masks(rounds, name, lengths):
     assert longest == LONGEST
 
 
-LAWS = {
-    "two": hla.LossyPolicy(hla.Strict(), hla.Constant(2)),
-    "adaptive": hla.LossyPolicy(hla.Strict(), hla.Confidence(0.3, 2)),
-    "blocks": hla.LossyPolicy(hla.BlockVerification(), hla.Constant(2)),
-}
-
-
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.full] * (name != "adaptive")) for name in LAWS]
+    ("rule", "stop"),
+    [
+        (hla.Strict(), hla.Confidence(0.3, 2)),
+        pytest.param(hla.BlockVerification(), hla.Constant(2), marks=pytest.mark.full),
+    ],
+    ids=["adaptive", "blocks"],
 )
-def test_the_law_of_texts(rounds, name):
+def test_the_distribution_of_texts(rounds, rule, stop):
     """Exactly, of two rows together, with an end token, on the caches of a real call."""
     target, draft, _ = sv_models.models()
-    distance, runner = off(target, parallel(draft), LAWS[name], sv_models.prompts(4, 2), real=True)
+    distance, runner = off(target, parallel(draft), hla.LossyPolicy(rule, stop), sv_models.prompts(4, 2), real=True)
     assert distance < 1e-6 and rounds and runner.widths == {1, 2}
 
 
@@ -102,16 +105,14 @@ def test_the_token_is_read_from_a_file(rounds, tmp_path):
     assert rounds
 
 
-@pytest.mark.parametrize("mask", [-1, 97, True, "5"], ids=str)
-def test_tokens_that_are_none(mask):
+def test_tokens_that_are_none():
     target = tiny.shared("llama")
-    with pytest.raises(ValueError, match=r"^pard_token .*below 97, got .*: delete it") as error:
-        tiny.assisted(target, tiny.prompts((5,)), parallel(target, mask), max_new_tokens=4)
-    assert "\n" not in str(error.value)
+    for mask in (-1, 97, True, "5"):
+        with pytest.raises(ValueError, match=r"^pard_token [^\n]*below 97, got [^\n]*: delete it[^\n]*$"):
+            tiny.assisted(target, tiny.prompts((5,)), parallel(target, mask), max_new_tokens=4)
 
 
 def test_heads_on_its_states():
     draft = draft_of("llama")
-    with pytest.raises(ValueError, match=r"hidden state of the draft.*delete pard_token") as error:
+    with pytest.raises(ValueError, match=r"^[^\n]*hidden state of the draft[^\n]*delete pard_token[^\n]*$"):
         tiny.assisted(tiny.shared("llama"), tiny.prompts((5,)), parallel(draft), hla.HeadStop(head_for(draft)))
-    assert "\n" not in str(error.value)

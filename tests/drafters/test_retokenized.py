@@ -1,4 +1,4 @@
-"""Drafts with another tokenizer or other padding, and early exits by name, in ragged batches: the target's text and its law."""
+"""Drafts with another tokenizer or other padding, and early exits by name, in ragged batches: the target's text and its distribution."""
 
 import copy
 
@@ -17,18 +17,15 @@ from hf_lossy_assist.drafters import retokenized
 
 NEVER = {"eos_token_id": tiny.NEVER_EMITTED}
 ENDS = {"eos_token_id": list(range(4, 24)), "pad_token_id": 0}
-KINDS = {"often": 0.02, "never": 0.0}
 
 
-def foreign(kind="often"):
-    """A draft whose ids are the target's words in reverse order, with the target's weights moved to match; never: off by one."""
-    moved = small.near(small.llama(), KINDS[kind])
+def foreign():
+    """A draft whose ids are the target's words in reverse order, with the target's weights moved to match."""
+    moved = small.near(small.llama(), 0.02)
     order = torch.cat([torch.arange(4), torch.arange(4, small.VOCAB).flip(0)])
     with torch.no_grad():
         for weight in (moved.get_input_embeddings().weight, moved.get_output_embeddings().weight):
             weight.copy_(weight[order])
-        if kind == "never":
-            moved.lm_head.weight.copy_(moved.lm_head.weight.roll(1, dims=0))
     return moved
 
 
@@ -42,22 +39,18 @@ def ours(target, inputs, draft, **settings):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("kind", "window"), [("often", "windows"), ("never", "whole texts")])
-def test_ragged_batches_write_the_targets_text(kind, window, monkeypatch):
-    if window == "windows":
-        monkeypatch.setattr(retokenized, "WHOLE", 6)
-        monkeypatch.setattr(retokenized, "WINDOW", 4)
-    target, draft, inputs = small.llama(), foreign(kind), small.ragged((0, 3, 5, 8))
-    wanted = {id(end): tiny.greedy(target, inputs, max_new_tokens=20, **end) for end in (NEVER, ENDS)}
-    assert len({int((row == 0).sum()) for row in wanted[id(ENDS)][:, 9:]}) > 2, "rows end together"
-    rates = []
+def test_ragged_batches_write_the_targets_text(monkeypatch):
+    """A window of each text is retokenized; whole texts are in generation/test_lossless.py."""
+    monkeypatch.setattr(retokenized, "WHOLE", 6)
+    monkeypatch.setattr(retokenized, "WINDOW", 4)
+    target, draft, inputs = small.llama(), foreign(), small.ragged((0, 3, 5, 8))
+    wanted = [tiny.greedy(target, inputs, max_new_tokens=20, **end) for end in (NEVER, ENDS)]
+    assert len({int((row == 0).sum()) for row in wanted[1][:, 9:]}) > 2, "rows end together"
     for gamma in (1, 5, 12):
-        for end in (NEVER, ENDS):
+        for end, text in zip((NEVER, ENDS), wanted, strict=True):
             out = ours(target, inputs, draft, num_assistant_tokens=gamma, **end)
-            assert torch.equal(out.sequences, wanted[id(end)]), gamma
-            rates.append(out.speculation.draft_acceptance_rate)
-    bounds = {"often": rates[0] > 0.5, "never": max(rates) < 0.2}
-    assert bounds[kind], rates
+            assert torch.equal(out.sequences, text), gamma
+            assert gamma > 1 or out.speculation.draft_acceptance_rate > 0.5
 
 
 def test_the_draft_reads_a_text_once():
@@ -105,12 +98,11 @@ def test_tokens_of_other_sizes():
         assert out.speculation.total().num_draft_tokens > 0
 
 
-@pytest.mark.parametrize("do_sample", [False, True])
-def test_a_draft_stays_as_it_was(do_sample):
+def test_a_draft_stays_as_it_was():
     """Transformers' generator for sampling cuts the draft's head to the common words, for good."""
     draft = foreign()
     heads, weights = (draft.get_output_embeddings(), draft.get_input_embeddings()), copy.deepcopy(draft.state_dict())
-    ours(small.llama(), small.ragged(), draft, do_sample=do_sample)
+    ours(small.llama(), small.ragged(), draft, do_sample=True)
     assert (draft.get_output_embeddings(), draft.get_input_embeddings()) == heads
     assert draft.state_dict().keys() == weights.keys()
     assert all(torch.equal(weight, weights[name]) for name, weight in draft.state_dict().items())
@@ -127,8 +119,7 @@ def test_drafts_that_cannot_be_retokenized_are_refused():
 # -- one tokenizer --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sizes", [(120, 97), (97, 120), (97, 160)], ids=str)
-@pytest.mark.parametrize("rows", [(0,), (0, 3, 5)], ids=["one", "ragged"])
+@pytest.mark.parametrize(("sizes", "rows"), [((120, 97), (0,)), ((97, 120), (0, 3, 5)), ((97, 160), (0, 3, 5))])
 def test_one_tokenizer_passed_twice_goes_with_any_padding(sizes, rows):
     """No padding of a vocabulary is drafted, and the target's may be read: both models answer with random logits there."""
     target, draft = (small.llama(seed, vocab=size) for seed, size in enumerate(sizes))
@@ -140,18 +131,13 @@ def test_one_tokenizer_passed_twice_goes_with_any_padding(sizes, rows):
         ours(target, inputs, draft, **twice | {"tokenizer": None})
 
 
-@pytest.mark.parametrize("sizes, name", [((97, 60), "assistant"), ((60, 97), "target")])
-def test_one_tokenizer_passed_twice_that_a_model_cannot_read_is_refused(sizes, name):
-    target, draft = (small.llama(seed, vocab=size) for seed, size in enumerate(sizes))
+def test_one_tokenizer_passed_twice_that_a_model_cannot_read_is_refused():
     twice = {"tokenizer": small.tokenizer(), "assistant_tokenizer": small.tokenizer()}
-    line = (
-        f"^the target has {sizes[0]} token ids, the assistant {sizes[1]}: [^\n]* 97 tokens are not the {name}'s: pass"
-    )
-    with pytest.raises(ValueError, match=line):
-        ours(target, small.one(vocab=60), draft, **twice)
-
-
-# -- the law ------------------------------------------------------------------------------------------------------------------
+    for sizes, name in (((97, 60), "assistant"), ((60, 97), "target")):
+        target, draft = (small.llama(seed, vocab=size) for seed, size in enumerate(sizes))
+        found = f"the target has {sizes[0]} token ids, the assistant {sizes[1]}: "
+        with pytest.raises(ValueError, match=rf"^{found}[^\n]* 97 tokens are not the {name}'s: pass"):
+            ours(target, small.one(vocab=60), draft, **twice)
 
 
 def keep_four(order):
@@ -160,10 +146,9 @@ def keep_four(order):
     return PreTrainedTokenizerFast(tokenizer_object=inner)
 
 
-@pytest.mark.parametrize("gamma", [1, 2])
-def test_sampling_has_the_targets_law(gamma):
+def test_samples_have_the_targets_distribution():
     """Exactly, of all rows' texts together."""
     target, draft, _ = models()
     others = {"tokenizer": keep_four("abcd"), "assistant_tokenizer": keep_four("dbca")}
-    distance, runner = off(target, draft, hla.Constant(gamma), prompts(4, 2), real=True, others=others)
-    assert distance < 1e-6 and max(runner.widths) == gamma and SIZE == 4
+    distance, runner = off(target, draft, hla.Constant(2), prompts(4, 2), real=True, others=others)
+    assert distance < 1e-6 and max(runner.widths) == 2 and SIZE == 4

@@ -31,8 +31,7 @@ def test_a_prompt_of_one_token_that_is_read_beside_a_long_one_takes_a_place_alon
     assert together((target, eagle.drafter(target)), given, hla.Constant(1), max_rows=2, **settings) == expected
 
 
-@pytest.mark.full(every=4)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["dflash", pytest.param("eagle3", marks=pytest.mark.full)])
 def test_a_row_drafts_what_it_drafts_alone(target, kind, monkeypatch):
     """Whatever stood in its place before: the same tokens with the same distributions, prompts of one and two tokens included."""
     drafted = {}
@@ -60,41 +59,22 @@ def test_a_row_drafts_what_it_drafts_alone(target, kind, monkeypatch):
             torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.full
-def test_a_trained_drafter_is_right_in_every_place(target):
-    """Right drafts are what states of the wrong prompt would spoil; sampled texts go by their numbers."""
-    texts = prompts((9, 9, 9, 9, 9, 9))
-    batch = {"input_ids": torch.tensor(texts), "attention_mask": torch.ones(6, 9, dtype=torch.long)}
-    drafter = eagle.trained(target, batch, draft_vocabulary=None)
-    rates = []
-    for rows in (1, 4):
-        found = hla.generate_many(
-            target, texts, assistant_model=drafter, lossy_policy=hla.Constant(4), max_rows=rows, max_new_tokens=20,
-            do_sample=False, eos_token_id=None,
-        )  # fmt: skip
-        list(found)
-        rates.append(found.speculation.draft_acceptance_rate)
-    assert rates[0] == pytest.approx(rates[1]) and rates[0] > 0.1
-    settings = {"do_sample": True, "temperature": 1.3, "top_k": 0, "seed": 5}
-    sampled = [together((target, drafter), texts, hla.Constant(3), max_rows=rows, **settings) for rows in (1, 4)]
-    assert sampled[0] == sampled[1]
-
-
-WAYS = {
-    "ragged": {},
-    "chunks": {"prefill_chunk_size": 3},
-    "compiled": {"compile_config": CompileConfig(backend="eager")},
-}
 STATES = KINDS | {
     "dspark": lambda target: DSparkDrafter(dflash_network(target, rank=4, from_anchor=True)),
     "dflash2": lambda target: DFlash2Drafter(dflash_network(target, rank=4, candidates=3, from_anchor=True)),
 }
+COMPILED = {"compile_config": CompileConfig(backend="eager")}
 
 
-@pytest.mark.full(every=5)
-@pytest.mark.nightly(every=3)
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", STATES)
+@pytest.mark.parametrize(
+    ("kind", "way"),
+    [
+        ("eagle3", {}),
+        pytest.param("dflash", {"prefill_chunk_size": 3}, marks=pytest.mark.full),
+        pytest.param("dflash2", {}, marks=pytest.mark.full),
+        *(pytest.param(kind, COMPILED, marks=pytest.mark.nightly) for kind in ("dspark", "eagle3")),
+    ],
+)
 def test_a_row_with_its_generator_is_the_row_alone(target, kind, way):
     """Its first draft begins behind the prompt, whatever stands beside it: the samples, and what was drafted for them."""
     drafter, inputs = STATES[kind](target), small.ragged((0, 2, 5, 1))
@@ -110,4 +90,4 @@ def test_a_row_with_its_generator_is_the_row_alone(target, kind, way):
     alone = []
     for seed, (ids, mask) in enumerate(zip(*inputs.values(), strict=True)):
         alone += written({"input_ids": ids[mask.bool()][None], "attention_mask": mask[mask.bool()][None]}, [seed])
-    assert written(inputs, range(4), **WAYS[way]) == alone
+    assert written(inputs, range(4), **way) == alone

@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import struct
 from pathlib import Path
 
 import pytest
@@ -45,31 +44,8 @@ def cut(name, share):
     return half
 
 
-def header(change, length=None):
-    """The weights with another header of safetensors; `length`: stated in place of the true one."""
-
-    def rewritten(folder):
-        data = (folder / WEIGHTS).read_bytes()
-        (size,) = struct.unpack("<Q", data[:8])
-        spec = json.loads(data[8 : 8 + size])
-        text = json.dumps(change(spec) or spec).encode()
-        stated = struct.pack("<Q", len(text) if length is None else length)
-        (folder / WEIGHTS).write_bytes(stated + text + data[8 + size :])
-
-    return rewritten
-
-
-def first_tensor(**entries):
-    """A header in which the first tensor has other entries."""
-    return header(lambda spec: next(part for name, part in spec.items() if name != "__metadata__").update(entries))
-
-
 def weights(change):
     return lambda folder: reweighted(folder, change)
-
-
-def every(change):
-    return weights(lambda found: found.update({name: change(tensor) for name, tensor in found.items()}))
 
 
 def turned(found):
@@ -77,12 +53,9 @@ def turned(found):
     found.update({name: tensor.mT.contiguous() for name, tensor in found.items() if tensor.dim() > 1})
 
 
-def poisoned(number):
-    def change(found):
-        name = max(name for name, tensor in found.items() if tensor.dim() > 1)
-        found[name][-1, -1] = number
-
-    return weights(change)
+def poisoned(found):
+    name = max(name for name, tensor in found.items() if tensor.dim() > 1)
+    found[name][-1, -1] = float("nan")
 
 
 def config(**entries):
@@ -93,16 +66,6 @@ def layer(**entries):
     return lambda folder: relayered(folder, **entries)
 
 
-def moved(name, make):
-    """Something in place of a file."""
-
-    def change(folder):
-        (folder / name).rename(folder / "elsewhere")
-        make(folder / name)
-
-    return change
-
-
 def pickled(change):
     def rewritten(folder):
         torch.save(change(load_file(folder / WEIGHTS)), folder / "pytorch_model.bin")
@@ -111,52 +74,27 @@ def pickled(change):
     return rewritten
 
 
-NAN, INF, HUGE = float("nan"), float("inf"), 10**9
+HUGE = 10**9
 DAMAGED = "is damaged or does not fit its config.json .*force_download=True"
 # Wrong in every format.
 ALL = {
     "no config": (lambda folder: (folder / CONFIG).unlink(), "config.json cannot be read"),
-    "a folder as config": (moved(CONFIG, Path.mkdir), "config.json cannot be read"),
-    "a config that is a link to nothing": (moved(CONFIG, lambda file: file.symlink_to("nowhere")), "config.json cannot be read"),
-    "a config that is a link to itself": (moved(CONFIG, lambda file: file.symlink_to(file)), "config.json cannot be read"),
     "half a config": (cut(CONFIG, 0.5), "config.json is not JSON"),
-    "an empty config": (written(CONFIG, b""), "config.json is not JSON"),
-    "a config in UTF-16": (written(CONFIG, "{}".encode("utf-16")), "config.json is not JSON: 'utf-8' codec"),
-    "a list as config": (written(CONFIG, b"[1]"), r"config.json: expected an object, got \[1\]"),
-    "a number as config": (written(CONFIG, b"1e999"), "config.json is not JSON"),
-    "a config without end": (written(CONFIG, b'{"a":' * 1000), "too many lists and objects inside one another"),
-    "a number of many digits": (written(CONFIG, b'{"hidden_size": ' + b"9" * 5000 + b"}"), "value has 5000 digits"),
-    "twice the same": (written(CONFIG, b'{"hidden_size": 1, "hidden_size": 2}'), "has the key 'hidden_size' twice"),
-    "NaN in a config": (written(CONFIG, b'{"hidden_size": NaN}'), "NaN is no number"),
     "an object of nothing": (written(CONFIG, b"{}"), "is of no known drafter"),
     "half the weights": (cut(WEIGHTS, 0.5), DAMAGED),
-    "a pointer of git-lfs": (written(WEIGHTS, b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n"), DAMAGED),
-    "a header too short": (header(lambda spec: spec, 40), DAMAGED),
-    "bytes that are not there": (first_tensor(data_offsets=[0, 2**40]), DAMAGED),
     "no tensors": (weights(dict.clear), "Missing key|holds no drafter"),
     "a tensor less": (weights(lambda found: found.pop(max(name for name in found if found[name].dim() == 2))), "Missing key"),
     "a tensor more": (weights(lambda found: found.update({"tree.weight": torch.zeros(2)})), "Unexpected key.*tree.weight"),
     "matrices that lie on their side": (weights(turned), "does not fit its config.json.*size mismatch"),
-    "whole numbers": (every(lambda tensor: tensor.to(torch.int8)), "Only Tensors of floating point"),
-    "complex numbers": (every(lambda tensor: tensor.to(torch.complex64)), "expected finite numbers of a float dtype, got torch.complex64"),
-    "NaN": (poisoned(NAN), "expected finite numbers"),
-    "a folder as weights": (moved(WEIGHTS, Path.mkdir), "has neither model.safetensors nor"),
-    "only a pickle": (moved(WEIGHTS, (lambda file: file.with_name("pytorch_model.bin").write_bytes(b""))), "pickle=True takes the tensors alone"),
+    "whole numbers": (weights(lambda found: found.update({name: tensor.to(torch.int8) for name, tensor in found.items()})), "Only Tensors of floating point"),
+    "NaN": (weights(poisoned), "expected finite numbers"),
     "layers of another kind": (layer(model_type="mamba"), "'mamba' are not known here, which has .*qwen3"),
-    "a list for the kind of layers": (layer(model_type=["qwen3"]), r"\['qwen3'\] are not known here"),
     "no width": (layer(hidden_size=None), "hidden_size is missing"),
     "widths without end": (layer(hidden_size=HUGE), "hidden_size: expected .*got 1000000000"),
-    "a width below zero": (layer(intermediate_size=-4), "intermediate_size: expected .*got -4"),
-    "a width of half numbers": (layer(hidden_size=16.5), "hidden_size: expected .*got 16.5"),
-    "a width as text": (layer(hidden_size="16"), "hidden_size: expected .*got '16'"),
     "true heads": (layer(num_attention_heads=True), "num_attention_heads: expected .*got True"),
     "no heads": (layer(num_attention_heads=0), "num_attention_heads: expected .*got 0"),
-    "more layers than weights": (layer(num_hidden_layers=3, layer_types=None), "does not fit its config.json|expected"),
-    "another width": (layer(intermediate_size=8), "does not fit its config.json"),
     "an activation that is none": (layer(hidden_act="x"), "KeyError: 'x'"),
     "angles of no known kind": (layer(rope_parameters={"rope_type": "zzz", "rope_theta": 1e4}), "zzz"),
-    "a base of angles as text": (layer(rope_parameters={"rope_type": "default", "rope_theta": "1e4"}), "TypeError"),
-    "a factor of angles as text": (layer(rope_parameters={"rope_type": "yarn", "factor": "2", "rope_theta": 1e4}), "TypeError"),
     "angles without numbers": (layer(rope_parameters={"rope_type": "linear", "factor": 0, "rope_theta": 1e4}), "inv_freq: expected finite|ZeroDivisionError"),
     "windows of no size": (layer(layer_types=["sliding_attention"] * 2, num_hidden_layers=2, sliding_window=None), "sliding_window: expected"),
     "windows for other layers": (layer(layer_types=["sliding_attention"] * 5), "layer_types: expected . of"),
@@ -168,20 +106,19 @@ ALL = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", ALL)
-def test_files_of_every_form(forms, tmp_path, case):
-    change, message = ALL[case]
-    for form in FORMS:
-        refuse(forms, tmp_path, form, change, message)
+@pytest.mark.parametrize("form", FORMS)
+def test_files_of_every_form(forms, tmp_path, form):
+    for case, (change, message) in ALL.items():
+        refuse(forms, tmp_path / case, form, change, message)
 
 
-def refuse(forms, tmp_path, form, change, message, **kwargs):
-    folder = copied(forms[form], tmp_path / form)
+def refuse(forms, folder, form, change, message, **kwargs):
+    copied(forms[form], folder)
     change(folder)
     before = contents(folder)
     line = refused(folder, **kwargs)
-    assert re.search(message, line), f"{form}: {line}"
-    assert str(folder) in line and len(line) < 600, f"{form}: {line}"
+    assert re.search(message, line), f"{form}, {folder.name}: {line}"
+    assert str(folder) in line and len(line) < 600, f"{form}, {folder.name}: {line}"
     assert contents(folder) == before
 
 
@@ -207,53 +144,45 @@ def entry(name, change):
 
 MORE = "model-00001-of-00002.safetensors"
 SOME = {
+    # no JSON
+    "a list as config": ("plain", written(CONFIG, b"[1]"), r"config.json: expected an object, got \[1\]"),
+    "a config without end": ("eagle3", written(CONFIG, b'{"a":' * 1000), "too many lists and objects inside one another"),
+    "a number of many digits": ("dflash", written(CONFIG, b'{"hidden_size": ' + b"9" * 5000 + b"}"), "value has 5000 digits"),
+    "twice the same": ("dspark", written(CONFIG, b'{"hidden_size": 1, "hidden_size": 2}'), "has the key 'hidden_size' twice"),
+    "NaN in a config": ("dflash 2", written(CONFIG, b'{"hidden_size": NaN}'), "NaN is no number"),
+    "a number beyond floats": ("eagle3", written(CONFIG, b'{"hidden_size": 1e999}'), "1e999 is no number that a float holds"),
+    "a config of 17 MB": ("deepspec", written(CONFIG, b" " * 17 * 2**20), "config.json has more than 16777216 bytes"),
     # kinds
     "a DFlash in EAGLE's form": ("eagle3", config(speculators_model_type="dflash"), "layers of model_type 'llama' are not known here, which has qwen3"),
     "a DFlash that says it is the second": ("dflash", config(architectures=["DFlash2DraftModel"]), "conv_kernel_size: expected .*got None"),
     "a second DFlash that says it is the first": ("dflash 2", config(speculators_model_type="dflash"), "Unexpected key.*attention_conv"),
     "an ordinary model": ("plain", config(architectures=["Qwen2ForCausalLM"]), "is of no known drafter"),
-    "Gemma's DSpark": ("deepspec", config(architectures=["Gemma4DSparkModel"]), "is of no known drafter"),
     "SpecForge's DSpark": ("deepspec", config(architectures=["DSparkDraftModel"]), "is of no known drafter"),
-    "a kind that is a list": ("dspark", config(speculators_model_type=["dspark"]), "is of no known drafter"),
     "no layers": ("eagle3", config(transformer_layer_config=None), "transformer_layer_config: expected an object"),
-    "layers that are a list": ("dspark", config(transformer_layer_config=[1]), "transformer_layer_config: expected an object"),
-    "a config of 17 MB": ("dspark", written(CONFIG, b" " * 17 * 2**20), "config.json has more than 16777216 bytes"),
     # flags and sizes
     "a flag that is none": ("eagle3", config(norm_before_fc="yes"), "norm_before_fc: expected True or False, got 'yes'"),
-    "a setting that is not there": ("eagle3", config(norm_before_fc=True), "does not fit its config.json"),
     "causal as text": ("dflash", config(is_causal="yes"), "is_causal"),
     "a larger vocabulary than the target's": ("eagle3", config(draft_vocab_size=10**6), "draft_vocab_size: expected"),
     "another reduced vocabulary": ("plain", config(draft_vocab_size=39), "does not fit its config.json"),
-    "another vocabulary": ("dspark", layer(vocab_size=99), "does not fit its config.json"),
     "no vocabulary": ("dspark", config(draft_vocab_size=0), "draft_vocab_size: expected"),
     "a cap below zero": ("dflash", nested(final_logit_softcapping=-20.0), "final_logit_softcapping: expected a number"),
-    "a cap as text": ("dflash", nested(final_logit_softcapping="20"), "final_logit_softcapping: expected a number"),
     "a factor of nothing": ("dflash", nested(output_multiplier=0), "output_multiplier: expected a number"),
     "scaled embeddings": ("dflash", nested(input_embedding_scale=2.0), "input_embedding_scale is not supported"),
     "a cap of DSpark's": ("dspark", config(final_logit_softcapping=20.0), "a DSpark drafter has no output_multiplier"),
     # DFlash 2's convolutions and selector
     "no taps": ("dflash 2", config(conv_kernel_size=0), "conv_kernel_size: expected .*got 0"),
     "more taps than a block": ("dflash 2", config(conv_kernel_size=5), "conv_kernel_size: expected .*got 5"),
-    "other taps": ("dflash 2", config(conv_kernel_size=3), "does not fit its config.json"),
-    "groups that do not divide the width": ("dflash 2", config(conv_group_size=3), "does not fit its config.json"),
-    "other groups": ("dflash 2", config(conv_group_size=8), "does not fit its config.json"),
-    "a selector without width": ("dflash 2", config(selector_rank=None), "selector_rank: expected .*got None"),
-    "a selector of another width": ("dflash 2", config(selector_rank=5), "does not fit its config.json"),
     "more candidates than tokens": ("dflash 2", config(selector_top_k=42), "selector_top_k: expected .*got 42"),
+    "groups that do not divide the width": ("dflash 2", config(conv_group_size=3), "does not fit its config.json"),
     "no candidates": ("dflash 2", config(selector_top_k=True), "selector_top_k: expected .*got True"),
     "a reduced DFlash 2": ("dflash 2", config(draft_vocab_size=20), "draft_vocab_size: a DFlash 2 drafter has the whole vocabulary"),
     # layers of the target
     "layers as text": ("eagle3", config(eagle_aux_hidden_state_layer_ids="2, 3"), "expected a list of layers, got '2, 3'"),
     "a layer below none": ("eagle3", config(eagle_aux_hidden_state_layer_ids=[-1, 2]), "eagle_aux_hidden_state_layer_ids: expected .*got -1"),
-    "no layers of the target": ("dflash", nested(target_layer_ids=[]), r"target_layer_ids: expected a list of layers, got \[\]"),
-    "a layer without end": ("dflash", nested(target_layer_ids=[0, HUGE]), "target_layer_ids: expected .*got 1000000000"),
-    "half a layer": ("dspark", config(aux_hidden_state_layer_ids=[0.5, 2]), "aux_hidden_state_layer_ids: expected .*got 0.5"),
-    "no list of layers": ("speculators' dflash", config(aux_hidden_state_layer_ids=None), "aux_hidden_state_layer_ids: expected a list"),
     "a target of no layers": ("dflash", lambda folder: (nested(target_layer_ids=None)(folder), changed(folder, num_target_layers=0)), "num_target_layers"),
+    "no layers of the target": ("dflash", nested(target_layer_ids=[]), r"target_layer_ids: expected a list of layers, got \[\]"),
     # blocks
     "a block of one": ("dflash", nested(block_size=1), "block_size: expected .*got 1$"),
-    "a block of nothing": ("speculators' dflash", config(block_size=0), "block_size: expected .*got 0"),
-    "a block without end": ("deepspec", config(block_size=HUGE), "block_size: expected .*got 1000000000"),
     "no block": ("dspark", config(block_size=None), "block_size: expected .*got None"),
     "no mask": ("dspark", config(mask_token_id=None), "mask_token_id: expected .*got None"),
     "a mask below zero": ("dflash", nested(mask_token_id=-1), "mask_token_id: expected .*got -1"),
@@ -262,9 +191,7 @@ SOME = {
     # DSpark's heads
     "another Markov head": ("dspark", config(markov_head_type="lstm"), "markov_head_type 'lstm' is not known here, which has vanilla, gated, rnn"),
     "a list of Markov heads": ("dspark", config(markov_head_type=["rnn"]), "markov_head_type .* is not known here"),
-    "a rank as text": ("deepspec", config(markov_rank="4"), "markov_rank: expected"),
     "a rank below zero": ("dspark", config(markov_rank=-1), "markov_rank: expected"),
-    "a rank without end": ("dspark", config(markov_rank=HUGE), "markov_rank: expected"),
     "another rank": ("dspark", config(markov_rank=5), "does not fit its config.json"),
     "a head too few": ("dspark", config(markov_head_type="gated"), "does not fit its config.json"),
     "a head too many": ("deepspec", config(enable_confidence_head=False), "does not fit its config.json"),
@@ -276,20 +203,19 @@ SOME = {
     # the reduced vocabulary
     "tokens outside": ("dspark", entry("d2t", lambda tensor: tensor.fill_(10**6)), "d2t names tokens outside"),
     "tokens below zero": ("plain", entry("d2t", lambda tensor: tensor.fill_(-5)), "d2t names tokens outside"),
-    "tokens beyond all numbers": ("dspark", entry("d2t", lambda tensor: tensor.fill_(2**63 - 1)), "d2t names tokens outside"),
     "a map of two dimensions": ("dspark", entry("d2t", lambda tensor: tensor[None].repeat(2, 1)), "does not fit its config.json"),
     # files by an index
+    "no weights": ("eagle3", lambda folder: (folder / WEIGHTS).unlink(), "has neither model.safetensors nor"),
+    "complex numbers": ("dspark", entry("fc.weight", lambda tensor: tensor.to(torch.complex64)), "expected finite numbers of a float dtype, got torch.complex64"),
     "an index out of the folder": ("eagle3", lambda folder: in_parts(folder, lambda where: dict.fromkeys(where, "../other/model.safetensors")), "weight_map: expected names of .safetensors files"),
-    "an index of the root": ("dspark", lambda folder: in_parts(folder, lambda where: dict.fromkeys(where, "/etc/passwd")), "weight_map: expected names of .safetensors files"),
     "a part that is missing": ("dspark", lambda folder: (in_parts(folder) / MORE).unlink(), f"{MORE} {DAMAGED}"),
     "half a part": ("eagle3", lambda folder: cut(MORE, 0.5)(in_parts(folder)), f"{MORE} {DAMAGED}"),
-    "half an index": ("dspark", lambda folder: cut(f"{WEIGHTS}.index.json", 0.5)(in_parts(folder)), "index.json is not JSON"),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", SOME)
-def test_files_of_one_form(forms, tmp_path, case):
-    refuse(forms, tmp_path, *SOME[case])
+def test_files_of_one_form(forms, tmp_path):
+    for case, row in SOME.items():
+        refuse(forms, tmp_path / case, *row)
 
 
 PICKLES = {
@@ -300,10 +226,9 @@ PICKLES = {
 }
 
 
-@pytest.mark.parametrize("case", PICKLES)
-def test_pickles_of_more_than_tensors(forms, tmp_path, case):
-    for form in ("eagle3", "dspark"):
-        refuse(forms, tmp_path, form, pickled(PICKLES[case]), "is damaged or does not fit", pickle=True)
+def test_pickles_of_more_than_tensors(forms, tmp_path):
+    for case, change in PICKLES.items():
+        refuse(forms, tmp_path / case, "eagle3", pickled(change), "is damaged or does not fit", pickle=True)
 
 
 # -- what only the target can tell --------------------------------------------------------------------------------------------
@@ -318,31 +243,28 @@ TARGETS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", TARGETS)
-def test_drafters_of_another_target(forms, tmp_path, case):
-    form, change, sizes, message = TARGETS[case]
-    folder = copied(forms[form], tmp_path / "drafter")
-    if change:
-        change(folder)
-    drafter, target = hla.load_drafter(folder), hla.enable(small.llama(layers=3, **sizes))
-    with pytest.raises(ValueError, match=message) as error:
-        target.generate(**small.one(vocab=30), assistant_model=drafter, lossy_policy="strict", max_new_tokens=2)
-    assert "\n" not in str(error.value)
+def test_drafters_of_another_target(forms, tmp_path):
+    for case, (form, change, sizes, message) in TARGETS.items():
+        folder = copied(forms[form], tmp_path / case)
+        if change:
+            change(folder)
+        drafter, target = hla.load_drafter(folder), hla.enable(small.llama(layers=3, **sizes))
+        with pytest.raises(ValueError, match=rf"^[^\n]*{message}[^\n]*$"):
+            target.generate(**small.one(vocab=30), assistant_model=drafter, lossy_policy="strict", max_new_tokens=2)
 
 
 # -- nothing half-written -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("form", ["eagle3", "dspark"])
-def test_what_cannot_be_saved_leaves_nothing(forms, tmp_path, monkeypatch, form):
-    drafter, place = hla.load_drafter(forms[form]), tmp_path / "place"
+def test_what_cannot_be_saved_leaves_nothing(forms, tmp_path):
+    drafter, place = hla.load_drafter(forms["dspark"]), tmp_path / "place"
     place.mkdir()
     with torch.no_grad():
-        next(drafter.network.parameters()).fill_(NAN)
+        next(drafter.network.parameters()).fill_(float("nan"))
     with pytest.raises(ValueError, match="expected finite numbers"):
         hla.save_drafter(drafter, place / "drafter")
     assert not contents(place) and not list(place.iterdir())
     (place / "file").write_text("there")
     with pytest.raises((ValueError, OSError)) as error:
-        hla.save_drafter(hla.load_drafter(forms[form]), place / "file")
+        hla.save_drafter(hla.load_drafter(forms["eagle3"]), place / "file")
     assert "\n" not in str(error.value) and contents(place) == {"file": b"there"}

@@ -1,12 +1,9 @@
 """Logits processors that remember something between their calls, each in another way; most of it can be neither copied nor put back."""
 
-import functools
 import itertools
 import os
-import sqlite3
 import tempfile
 import weakref
-from threading import Lock
 
 import torch
 from transformers import (
@@ -31,17 +28,6 @@ class Counting(LogitsProcessor):
     def __call__(self, input_ids, scores):
         self.calls += 1
         return pushed(scores, self.calls)
-
-
-class Budget(LogitsProcessor):
-    """Force one token once, after so many calls: nothing shows before that it counts."""
-
-    def __init__(self, calls=5):
-        self.left = calls
-
-    def __call__(self, input_ids, scores):
-        self.left -= 1
-        return pushed(scores, 8) if self.left == 0 else scores
 
 
 class Grammar(LogitsProcessor):
@@ -96,28 +82,6 @@ class GlobalNoise(LogitsProcessor):
         return scores + 4.0 * torch.randn(scores.shape[1], dtype=scores.dtype)
 
 
-class Generating(LogitsProcessor):
-    """Hold a generator of Python."""
-
-    def __init__(self):
-        self.numbers = (n for n in range(1, 500))
-
-    def __call__(self, input_ids, scores):
-        return pushed(scores, next(self.numbers))
-
-
-class Querying(LogitsProcessor):
-    """Count in a database, behind a handle of C."""
-
-    def __init__(self):
-        self.base = sqlite3.connect(":memory:")
-        self.base.execute("create table calls (n integer)")
-
-    def __call__(self, input_ids, scores):
-        self.base.execute("insert into calls values (1)")
-        return pushed(scores, self.base.execute("select count(*) from calls").fetchone()[0])
-
-
 class Writing(LogitsProcessor):
     """Append to a file, and read how long it is."""
 
@@ -130,30 +94,6 @@ class Writing(LogitsProcessor):
         with open(self.path, "a+b") as file:
             file.write(b"x")
             return pushed(scores, file.tell())
-
-
-class Cached(LogitsProcessor):
-    """Count in the cache of a function."""
-
-    def __init__(self):
-        self.seen = functools.cache(lambda text: None)
-
-    def __call__(self, input_ids, scores):
-        self.seen(tuple(input_ids[0].tolist()))
-        return pushed(scores, self.seen.cache_info().currsize + self.seen.cache_info().misses)
-
-
-class Locking(LogitsProcessor):
-    """Count what was begun under a lock, and leave it locked after every other call."""
-
-    def __init__(self):
-        self.lock, self.calls = Lock(), 0
-
-    def __call__(self, input_ids, scores):
-        if not self.lock.acquire(blocking=False):
-            self.lock.release()
-        self.calls += 1
-        return pushed(scores, 2 * self.calls + self.lock.locked())
 
 
 def over_an_iterator():
@@ -187,8 +127,7 @@ def guidance(target):
 
 
 KINDS = {
-    "count": Counting, "budget": Budget, "grammar": Grammar, "tensor": Penalty, "own noise": Noise, "global noise": GlobalNoise,
-    "generator": Generating, "object of C": Querying, "file": Writing, "cache": Cached, "lock": Locking, "iterator": over_an_iterator,
-    "closure": closure, "bound method": lambda: Counting().__call__, "SynthID": synth_id,
+    "count": Counting, "grammar": Grammar, "tensor": Penalty, "own noise": Noise, "global noise": GlobalNoise, "file": Writing,
+    "iterator": over_an_iterator, "closure": closure, "bound method": lambda: Counting().__call__, "SynthID": synth_id,
 }  # fmt: skip
-HIDDEN = "object of C", "file", "cache"  # no look at attributes sees them
+HIDDEN = "file"  # no look at attributes sees it

@@ -138,10 +138,13 @@ def prompts(common, count=6):
     ]
 
 
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("common", [True, False])
 @pytest.mark.parametrize(
-    "draft", [{"assistant_model": 0}, pytest.param({"drafter": "suffix"}, marks=pytest.mark.full)]
+    ("rows", "common", "draft"),
+    [
+        (1, True, {"assistant_model": 0}),
+        pytest.param(3, False, {"assistant_model": 0}, marks=pytest.mark.full),
+        pytest.param(3, True, {"drafter": "suffix"}, marks=pytest.mark.full),
+    ],
 )
 def test_open_generate_many(way, rows, common, draft):
     """Each text that comes after the change is that of the new weights."""
@@ -160,7 +163,7 @@ def test_open_generate_many(way, rows, common, draft):
     assert rest == {index: new[index] for index in rest}
 
 
-@pytest.mark.parametrize("draft", ["model", pytest.param("suffix", marks=pytest.mark.full)])
+@pytest.mark.parametrize("draft", ["model", pytest.param("suffix", marks=pytest.mark.nightly)])
 def test_running_server(way, draft):
     """Requests after the change get the new text; one in flight ends first."""
     model, change = way
@@ -200,11 +203,22 @@ CALLS = {
 }
 
 
+@pytest.mark.full
+def test_between_compiled_calls():
+    model = hla.enable(small.llama())
+    check_calls(model, lambda: in_place(model), "compiled")
+
+
 @pytest.mark.parametrize(
-    "call", [pytest.param(call, marks=[pytest.mark.full] * (call == "compiled")) for call in CALLS]
+    "call", [pytest.param(call, marks=[pytest.mark.nightly] * (call == "compiled")) for call in CALLS]
 )
 def test_between_calls(way, call):
-    (model, change), inputs, texts = way, small.ragged(), []
+    check_calls(*way, call)
+
+
+def check_calls(model, change, call):
+    """Each text is that of the weights of its call."""
+    inputs, texts = small.ragged(), []
     for change_ in (None, change, lambda: changes.weights_in_place(base(model))):
         if change_ is not None:
             change_()

@@ -161,6 +161,8 @@ def test_a_target_with_nothing_to_lose_is_refused(search):
     with pytest.raises(ValueError, match=r"^the target has 1 of 80 problems right[^\n]*certified at 2.00%[^\n]*$"):
         search({"target": range(1, 400)})
     assert search({"target": range(2, 400)})[0].best is not None
+    with pytest.raises(ValueError, match="^the target has 2 of 80 problems right"):
+        search({"target": range(2, 400)}, max_loss=2 / 80)  # a policy with none right would keep the limit
 
 
 def test_what_is_promised_beforehand():

@@ -7,6 +7,7 @@ import torch
 from support import hybrids, small, tiny
 from support.enumeration import off
 from support.judge_rounds import judge_for
+from support.refusals import refused
 from support.tiny import cache_of
 from transformers import DynamicCache
 
@@ -29,18 +30,24 @@ def enabled(kind):
 @pytest.mark.nightly(every=12)
 @pytest.mark.parametrize("kind", hybrids.KINDS)
 def test_ragged_rows_have_generates_text(kind):
-    """Drafts that are right often, rarely and never, of 1 to 12 tokens, and of a stop that ends rows at different places."""
-    target, inputs = enabled(kind), small.ragged((0, 3, 8, 5), 12, seed=1)
+    """Drafts that are right often, rarely and never, of 1 to 12 tokens, and of a stop that ends rows apart.
+
+    One row begins with a single token, and rows end apart.
+    """
+    target, inputs = enabled(kind), small.ragged((0, 3, 11, 5), 12, seed=1)
     expected = target.generate(**inputs, **NEW)
+    ends = {"eos_token_id": expected[:, 16:19].flatten().tolist()[::2]}
+    ended = target.generate(**inputs, **NEW, **ends)
+    assert (ended == 0).any()
     assert len(set(expected[:, 12:].flatten().tolist())) > 8, "a text that varies"
     for right, draft in hybrids.drafts(target).items():
-        for gamma in (1, 4, 12):
+        for gamma in {"often": (4,), "rarely": (1, 12), "never": (4,)}[right]:
             draft.generation_config.num_assistant_tokens = gamma
             ours = target.generate(**inputs, **NEW, assistant_model=draft, lossy_policy="strict")
             assert torch.equal(expected, ours), (right, gamma)
-        assert torch.equal(expected, target.generate(**inputs, **NEW, assistant_model=draft, lossy_policy="svip")), (
-            right
-        )
+        ours = {"assistant_model": draft, "lossy_policy": "svip"}
+        assert torch.equal(expected, target.generate(**inputs, **NEW, **ours)), right
+        assert torch.equal(ended, target.generate(**inputs, **NEW, **ours, **ends)), right
 
 
 @pytest.mark.full(every=4)
@@ -75,17 +82,6 @@ def test_one_prompt_and_a_judge_that_keeps_nothing(kind):
             assert torch.equal(
                 expected, target.generate(**inputs, **NEW, assistant_model=draft, lossy_policy=policy)
             ), policy
-
-
-@pytest.mark.full(every=2)
-@pytest.mark.parametrize("kind", PAIR)
-def test_a_prompt_of_one_token_and_rows_that_end(kind):
-    target = enabled(kind)
-    draft, inputs = hybrids.drafts(target)["often"], small.ragged((0, 8, 4), 9)
-    ends = target.generate(**inputs, **NEW)[:, 13:16].flatten().tolist()[::2]
-    expected = target.generate(**inputs, **NEW, eos_token_id=ends)
-    ours = target.generate(**inputs, **NEW, eos_token_id=ends, assistant_model=draft, lossy_policy="strict")
-    assert torch.equal(expected, ours) and (expected == 0).any()
 
 
 @pytest.mark.full(every=3)
@@ -146,29 +142,21 @@ def test_compiled_rounds_say_why_they_are_not():
     assert torch.equal(out.sequences, target.generate(**inputs, **NEW))
 
 
-def test_early_exit_is_refused():
-    with pytest.raises(ValueError, match="^early_exit: .* keeps a recurrent state"):
-        enabled("qwen3_next").generate(**small.one(), **NEW, assistant_early_exit=1, lossy_policy="strict")
-
-
-def test_states_count_the_tokens_that_are_hidden_in_the_middle():
-    target, inputs = enabled("qwen3_next"), small.ragged((0, 3))
+def test_what_states_cannot_do_is_refused():
+    """An exit within the layers, tokens hidden in the middle, which states count, and a cache of another kind."""
+    target, text, other = enabled("qwen3_next"), small.one()["input_ids"], tiny.build("llama")
+    given = {"assistant_model": hybrids.drafts(target)["often"], "lossy_policy": "strict"}
+    refused(
+        lambda: target.generate(text, **NEW, assistant_early_exit=1, lossy_policy="strict"),
+        "^early_exit: .* keeps a recurrent state",
+    )
+    inputs = small.ragged((0, 3))
     inputs["attention_mask"][:, 4] = 0
-    given = inputs | NEW | {"assistant_model": hybrids.drafts(target)["often"], "lossy_policy": "strict"}
-    with pytest.raises(ValueError, match="attention_mask hides tokens between others"):
-        target.generate(**given)
-
-
-def test_a_cache_of_another_kind_is_refused():
-    target, text = enabled("qwen3_next"), small.one()["input_ids"]
-    other = tiny.build("llama")
+    refused(lambda: target.generate(**inputs, **NEW, **given), "attention_mask hides tokens between others")
     held = DynamicCache(config=other.config)
     with torch.no_grad():
         other(text[:, :4], **{CACHE: held})
-    with pytest.raises(ValueError, match="it has other layers than the target"):
-        target.generate(
-            text, **NEW, **{CACHE: held}, assistant_model=hybrids.drafts(target)["often"], lossy_policy="strict"
-        )
+    refused(lambda: target.generate(text, **NEW, **given, **{CACHE: held}), "it has other layers than the target")
 
 
 PLAIN = ["qwen3_5_text", "bamba"]  # a plain forward has no least time behind a prompt, as Nemotron-H's has

@@ -6,7 +6,7 @@ import pytest
 import torch
 from support import changes, small
 from support.serving import serving
-from support.tiny import peft_warns
+from support.tiny import lora, peft_warns
 from transformers import CompileConfig
 
 import hf_lossy_assist as hla
@@ -90,6 +90,16 @@ def rescaled(model):
             module.scaling["default"] *= -3
 
 
+def put_in(model):
+    """An adapter in the layers of a model that is enabled already."""
+    lora(model, seed=1)
+    model.double()
+
+
+def taken_out(model):
+    model.base_model.disable_adapter_layers()
+
+
 WAYS = {
     "load_state_dict": (small.llama, loaded),
     "in place": (small.llama, in_place),
@@ -99,6 +109,7 @@ WAYS = {
     "activation replaced": (small.llama, activation_replaced),
     "dtype": (small.llama, in_float32),
     "hotswap": (lambda: adapted(1), swapped),
+    "taken out": (lambda: adapted(1), taken_out),
     "merged": (lambda: adapted(1), lambda model: model.merge_adapter(["second"])),
     "unloaded": (lambda: adapted(1), lambda model: model.unload()),
     "switched": (lambda: adapted(1), switched),
@@ -107,12 +118,12 @@ WAYS = {
 NIGHTLY = {
     "module replaced",
     "activation replaced",
-    "optimizer",
     "merged",
     "unloaded",
     "switched",
     "rescaled",
     "dtype",
+    "taken out",
 }
 
 
@@ -139,7 +150,7 @@ def prompts(common, count=6):
 
 
 @pytest.mark.parametrize(
-    ("rows", "common", "draft"),
+    "rows, common, draft",
     [
         (1, True, {"assistant_model": 0}),
         pytest.param(3, False, {"assistant_model": 0}, marks=pytest.mark.full),
@@ -163,13 +174,12 @@ def test_open_generate_many(way, rows, common, draft):
     assert rest == {index: new[index] for index in rest}
 
 
-@pytest.mark.parametrize("draft", ["model", pytest.param("suffix", marks=pytest.mark.nightly)])
-def test_running_server(way, draft):
+@pytest.mark.full
+def test_running_server(way):
     """Requests after the change get the new text; one in flight ends first."""
     model, change = way
     tokenizer, text = small.tokenizer(), " ".join(small.words()[n % 80] for n in range(40))
-    models = model, small.near(small.llama()) if draft == "model" else None, tokenizer
-    with serving(models, ("strict",), drafter=None if draft == "model" else hla.SuffixDrafter()) as server:
+    with serving((model, small.near(small.llama()), tokenizer), ("strict",)) as server:
         client = server.client()
 
         def written(stream=False, tokens=8, **more):
@@ -195,36 +205,31 @@ def test_running_server(way, draft):
         assert len(list(running)) > 1
 
 
-CALLS = {
-    "draft model": {"assistant_model": small.near(small.llama())},
-    "lookup": {"prompt_lookup_num_tokens": 3},
-    "early exit": {"assistant_early_exit": 1},
-    "compiled": {"assistant_model": small.near(small.llama()), "compile_config": CompileConfig(backend="eager")},
-}
+DRAFT = {"assistant_model": small.near(small.llama())}
+EAGER = DRAFT, {"prompt_lookup_num_tokens": 3}, {"assistant_early_exit": 1}, {"drafter": "suffix"}
+COMPILED = (DRAFT | {"compile_config": CompileConfig(backend="eager")},)
 
 
-@pytest.mark.full
-def test_between_compiled_calls():
-    model = hla.enable(small.llama())
-    check_calls(model, lambda: in_place(model), "compiled")
-
-
-@pytest.mark.parametrize(
-    "call", [pytest.param(call, marks=[pytest.mark.nightly] * (call == "compiled")) for call in CALLS]
-)
-def test_between_calls(way, call):
-    check_calls(*way, call)
-
-
-def check_calls(model, change, call):
-    """Each text is that of the weights of its call."""
+def check_calls(model, change, calls):
+    """Before the change, behind it and behind one more, each call's text is that of a copy of the weights of now."""
     inputs, texts = small.ragged(), []
     for change_ in (None, change, lambda: changes.weights_in_place(base(model))):
         if change_ is not None:
             change_()
-        texts.append(model.generate(**inputs, **GREEDY, **CALLS[call], lossy_policy="strict").tolist())
-        assert texts[-1] == hla.disable(copy.deepcopy(model)).generate(**inputs, **GREEDY).tolist()
+        texts.append(hla.disable(copy.deepcopy(model)).generate(**inputs, **GREEDY).tolist())
+        for call in calls:
+            assert model.generate(**inputs, **GREEDY, **call, lossy_policy="strict").tolist() == texts[-1]
     assert texts[0] != texts[1] != texts[2]
+
+
+@pytest.mark.parametrize("calls", [EAGER, pytest.param(COMPILED, marks=pytest.mark.full)], ids=["eager", "compiled"])
+def test_between_calls(way, calls):
+    check_calls(*way, calls)
+
+
+def test_an_adapter_is_put_in_between_calls():
+    model = hla.enable(small.llama())
+    check_calls(model, lambda: put_in(model), EAGER)
 
 
 def test_a_look_sees_each_way_and_nothing_else(way):

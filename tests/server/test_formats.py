@@ -17,7 +17,7 @@ from tokenizers import decoders
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.server import grammar_process, grammars
-from hf_lossy_assist.server.grammar_process import MOST_SPACES, GrammarProcess, TooMuch
+from hf_lossy_assist.server.grammar_process import MOST_SPACES, TooMuch
 
 
 xgrammar = pytest.importorskip("xgrammar", reason="xgrammar is not installed: make install brings it")
@@ -80,15 +80,14 @@ def test_the_text_is_that_of_generate(running):
             assert set(json.loads(choice.text)) == {"id", "ok"}
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("given", [FORMAT, {"type": "json_object"}], ids=["json_schema", "json_object"])
-def test_chats(running, given, stream):
-    body = {"model": "demo", "messages": [TURN], "temperature": 0, "max_tokens": 30, "response_format": given}
-    answer = running.client().chat.completions.create(**body, stream=stream)
-    text, end = collect(answer) if stream else (answer.choices[0].message.content, answer.choices[0].finish_reason)
-    assert text.startswith("{") and end in ("stop", "length")
-    if end == "stop":
-        assert isinstance(json.loads(text), dict)
+def test_chats(running):
+    for given in (FORMAT, {"type": "json_object"}):
+        body = {"model": "demo", "messages": [TURN], "temperature": 0, "max_tokens": 30, "response_format": given}
+        chats = running.client().chat.completions
+        whole, streamed = chats.create(**body).choices[0], collect(chats.create(**body, stream=True))
+        assert streamed == (whole.message.content, whole.finish_reason) and streamed[0].startswith("{")
+        if whole.finish_reason == "stop":
+            assert isinstance(json.loads(whole.message.content), dict)
 
 
 class Answer(pydantic.BaseModel):
@@ -110,30 +109,25 @@ def schema_format(schema):
     return {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
 
 
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
+REFUSED = [
         ({"type": "xml"}, "response_format.type: Input should be 'text'"), ({"type": "json_schema"}, "json_schema is for type json_schema, and needed there"),
         ({"type": "json_object", "json_schema": {"schema": {}}}, "json_schema is for type json_schema"), ({"type": "json_schema", "json_schema": {"name": "a"}}, "json_schema.schema: Field required"),
         (schema_format({"not": {"type": "null"}}), '"not" is not held'), (schema_format({"type": "strin"}), "no schema that can be held to"),
         (schema_format({"const": "x" * 2**17}), "characters, and 131072 are the most"), (schema_format({"enum": [[[[]]] * 2] * 9} | {"a": eval("[" * 70 + "]" * 70)}), "64 levels deep"),
         (schema_format({"type": "string", "pattern": "(?=a)b"}), "looks around"), (schema_format({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}), "response_format: "),
         (schema_format({"const": {"a": "é"}}), "cannot write"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_held_is_refused_by_name(running, given, says):
-    with pytest.raises(openai.BadRequestError) as refused:
-        complete(running, given=given)
-    assert refused.value.type == "invalid_request_error"
-    line = refused.value.body["message"]
-    assert line.startswith("response_format") and says in line and "\n" not in line and len(line) < 1000
+]  # fmt: skip
 
 
-def test_a_continued_message_has_no_format(running):
+def test_what_cannot_be_held_is_refused_by_name(running):
+    for given, says in REFUSED:
+        with pytest.raises(openai.BadRequestError) as refused:
+            complete(running, given=given)
+        assert refused.value.type == "invalid_request_error"
+        line = refused.value.body["message"]
+        assert line.startswith("response_format") and says in line and "\n" not in line and len(line) < 1000
     turns = [TURN, {"role": "assistant", "content": '{"id"'}]
-    with pytest.raises(
-        openai.BadRequestError, match="response_format: not supported while the last message is continued"
-    ):
+    with pytest.raises(openai.BadRequestError, match="not supported while the last message is continued"):
         running.client().chat.completions.create(model="demo", messages=turns, response_format=FORMAT)
 
 
@@ -180,15 +174,22 @@ def test_a_server_that_ends_waits_for_no_schema():
 
 
 @pytest.mark.full
-def test_a_process_that_ends_is_begun_again(running):
+def test_a_process_that_ends_or_takes_too_long_is_begun_again(running, monkeypatch):
     complete(running)
     process = running.server.grammars.process
-    assert json.loads(process.compile("schema", '{"type": "null"}'))
+    with pytest.raises(ValueError, match="strin"):
+        process.compile("schema", '{"type": "strin"}')
     process.process.kill()
     process.process.join()
     with pytest.raises(TooMuch, match="too much memory"):
         process.compile("schema", "{}")
     assert complete(running, given=schema_format({"type": "null"})).choices[0].text == "null"
+    inner = process.process
+    monkeypatch.setattr(process, "seconds", 0.2)
+    os.kill(inner.pid, signal.SIGSTOP)
+    with pytest.raises(TooMuch, match="takes more than 0.2 seconds"):
+        process.compile("schema", "{}")
+    assert not inner.is_alive() and process.process is None
 
 
 def serve_with_less(pipe, info):
@@ -203,21 +204,20 @@ SERVE = grammar_process.serve
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    "says", ["compiled it has 0 MB, and 0 are the most", "takes more than 4 GB of memory to compile: ask"]
-)
-def test_a_grammar_that_takes_too_much_memory_is_named_as_such(running, monkeypatch, says):
+def test_a_grammar_that_takes_too_much_memory_is_named_as_such(running, monkeypatch):
     """And not remembered as a wrong schema: where there is more memory, it is compiled."""
-    compiler, schema = running.server.grammars, {"const": says}
-    with monkeypatch.context() as patch:
-        patch.setattr(grammar_process, "serve", serve_with_less)
-        if compiler.process is not None:
-            compiler.process.close()
-        with pytest.raises(openai.BadRequestError, match=says) as refused:
-            complete(running, given=schema_format(schema))
-        assert refused.value.body["message"].startswith("response_format: ") and "schema" not in str(refused.value)
-        assert compiler.process.process is None, "its memory is given back"
-    assert complete(running, given=schema_format(schema), max_tokens=2).choices[0].text.startswith('"')
+    compiler = running.server.grammars
+    for says in ("compiled it has 0 MB, and 0 are the most", "takes more than 4 GB of memory to compile: ask"):
+        schema = {"const": says}
+        with monkeypatch.context() as patch:
+            patch.setattr(grammar_process, "serve", serve_with_less)
+            if compiler.process is not None:
+                compiler.process.close()
+            with pytest.raises(openai.BadRequestError, match=says) as refused:
+                complete(running, given=schema_format(schema))
+            assert refused.value.body["message"].startswith("response_format: ") and "schema" not in str(refused.value)
+            assert compiler.process.process is None, "its memory is given back"
+        assert complete(running, given=schema_format(schema), max_tokens=2).choices[0].text.startswith('"')
 
 
 @pytest.mark.full
@@ -232,21 +232,18 @@ def test_where_no_process_begins_the_client_may_ask_again(running, monkeypatch):
     assert complete(running, given=schema_format({"const": "begun"})).choices[0].text == '"begun"'
 
 
-def test_grammars_are_bounded_by_their_bytes(running, monkeypatch):
+def test_grammars_are_bounded_by_their_bytes_and_their_number(running, monkeypatch):
     compiler = running.server.grammars
     for number in range(3):
-        complete(running, given=schema_format({"const": f"bytes {number}"}), max_tokens=1)
-    sizes = [future.result()[1] for future in compiler.compiled.values()][-2:]
-    monkeypatch.setattr(grammars, "MOST_BYTES", sum(sizes))
-    complete(running, given=schema_format({"const": "bytes 3"}), max_tokens=1)
-    assert min(sizes) > 0 and len(compiler.compiled) <= 2
-
-
-def test_grammars_are_forgotten(running, monkeypatch):
-    monkeypatch.setattr(grammars, "MOST_GRAMMARS", 2)
-    for number in range(4):
         assert complete(running, given=schema_format({"const": number})).choices[0].text == str(number)
-    assert len(running.server.grammars.compiled) == 2
+    sizes = [future.result()[1] for future in compiler.compiled.values()][-2:]
+    with monkeypatch.context() as patch:
+        patch.setattr(grammars, "MOST_BYTES", sum(sizes))
+        complete(running, given=schema_format({"const": 3}), max_tokens=1)
+        assert min(sizes) > 0 and len(compiler.compiled) <= 2
+    monkeypatch.setattr(grammars, "MOST_GRAMMARS", 1)
+    complete(running, given=schema_format({"const": 4}), max_tokens=1)
+    assert len(compiler.compiled) == 1
 
 
 def test_without_xgrammar_there_is_one_line(monkeypatch):
@@ -260,18 +257,3 @@ def test_without_xgrammar_there_is_one_line(monkeypatch):
             complete(other)
         assert "\n" not in refused.value.body["message"]
         assert other.client().completions.create(model="demo", prompt="ab", max_tokens=4).choices[0].text
-
-
-@pytest.mark.full
-def test_nothing_is_left_of_a_process_that_takes_too_long():
-    process = GrammarProcess(grammars.make_tokenizer_info(schemas.tokenizer(), None).serialize_json(), 60)
-    assert json.loads(process.compile("schema", '{"type": "object"}'))
-    inner = process.process
-    with pytest.raises(ValueError, match="strin"):
-        process.compile("schema", '{"type": "strin"}')
-    process.seconds = 0.2
-    os.kill(inner.pid, signal.SIGSTOP)
-    with pytest.raises(TooMuch, match="takes more than 0.2 seconds"):
-        process.compile("schema", "{}")
-    assert not inner.is_alive() and process.process is None
-    process.close()

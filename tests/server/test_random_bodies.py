@@ -1,5 +1,6 @@
 """Requests that ask for much work, and bodies at random: others are answered beside them, memory is given back, and no status is 500."""
 
+import copy
 import http.client
 import json
 import os
@@ -8,7 +9,6 @@ import threading
 import time
 
 import pytest
-from fuzzing.values import mutated, written
 from support import small
 from support.serving import serving
 from support.tokenizers_by_kind import build_tokenizer
@@ -49,6 +49,14 @@ BODIES = [
 FIELDS = sorted(SUPPORTED | IGNORED | set(NEUTRAL))
 # Texts of JSON, so that they also stand within other texts: bad arguments of a tool's call.
 RAW = {"@levels": "[" * 600 + "0" + "]" * 600, "@keys": '{"a":' * 120 + "0" + "}" * 120, "@half": '{"\\ud800": 1}', "@4MB": f'"{"ab " * 2**18}"'}  # fmt: skip
+LITERALS = {
+    "@deep": "[" * 3000 + "]" * 3000, "@long": "1" + "0" * 5000, "@infinite": "1e999", "@nan": "NaN", "@twice": '{"name": "svip", "name": "strict"}',
+    "@open": "[1,", "@bare": "name", "@control": '"\x1b[31m"', "@surrogate": '"\\ud800"',
+}  # fmt: skip
+WRONG = [
+    None, True, False, -1, 0, 3, 97, 10**30, -0.5, 0.3, 1e30, "", "x", "strict", "a\nb", [], {}, [1], [[1, 2]], {"name": "svip"}, ["strict"],
+    [None] * 500, "x" * 20_000, *LITERALS,
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +79,34 @@ def post(port, path, body):
         connection.close()
 
 
+def entries(holder):
+    """Each object or list within a value with each of its keys."""
+    for key in list(holder) if isinstance(holder, dict) else range(len(holder)) if isinstance(holder, list) else ():
+        yield holder, key
+        yield from entries(holder[key])
+
+
+def mutated(rng, value):
+    """A copy with one to three entries replaced, left out, in a list or twice."""
+    out = json.loads(json.dumps(value))
+    for _ in range(rng.randint(1, 3)):
+        holder, key = rng.choice([*entries(out), (None, None)])
+        if holder is None:
+            return rng.choice(WRONG)
+        how = rng.random()
+        if how < 0.65:
+            holder[key] = copy.deepcopy(rng.choice(WRONG))
+        elif how < 0.8:
+            del holder[key]
+        elif how < 0.9:
+            holder[key] = [copy.deepcopy(holder[key]) for _ in range(rng.randint(1, 3))]
+        elif isinstance(holder, dict):
+            holder[rng.choice(["name", "x", "_", f"{key}s", "\x1b]0;"])] = copy.deepcopy(holder[key])
+        else:
+            holder.append(copy.deepcopy(holder[key]))
+    return out
+
+
 def drawn_body(rng):
     """A body with some of all fields; most have wrong values, nested ones and long ones among them."""
     path, body = rng.choice(BODIES)
@@ -90,13 +126,15 @@ def drawn_body(rng):
         body["chat_template_kwargs"] = {
             rng.choice(["style", "style", "x"]): rng.choice([*RAW, "a" * 10**5, {"b": ["c"]}])
         }
-    text = written(body)
-    for name, raw in RAW.items():
+    text = json.dumps(body)
+    for name, raw in (RAW | LITERALS).items():
         text = text.replace(f'"{name}"', raw)
     return path, text.encode()
 
 
-@pytest.mark.parametrize("count", [30, pytest.param(2000, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    "count", [16, pytest.param(60, marks=pytest.mark.full), pytest.param(2000, marks=pytest.mark.nightly)]
+)
 def test_no_body_is_answered_with_500(models, count):
     found = dict.fromkeys((200, 400), 0)
     with serving(models, ("strict",), longest=1024) as running:

@@ -24,35 +24,17 @@ def test_a_message_of_texts_alone():
     assert turns_of(message, message | {"name": "Ann"}) == [turn, turn | {"name": "Ann"}]  # the template's
 
 
-@pytest.mark.parametrize(
-    ("message", "says"),
-    [
+def test_what_is_not_read_of_a_message_is_refused():
+    for message, says in (
         ({"role": "assistant", "content": "a", "refusal": "no"}, "'refusal' of a message"),
         ({"role": "user", "content": "a", "tool_calls": [CALL]}, "'tool_calls' of a message"),
         ({"role": "user", "content": "a", "tool_call_id": "1"}, "'tool_call_id' of a message"),
         ({"role": "tool", "content": "a"}, "needs the tool_call_id"),
         ({"role": "user", "content": None}, "expected a text"),
-    ],
-)
-def test_what_is_not_read_of_a_message_is_refused(message, says):
-    with pytest.raises(RequestError, match=says) as refused:
-        turns_of(message)
-    assert "\n" not in str(refused.value)
-
-
-def test_a_chat_template_that_makes_nothing():
-    class Silent:
-        chat_template = "x"
-
-        def apply_chat_template(self, turns, **_):
-            return ""
-
-        def __call__(self, text, **_):
-            return {"input_ids": []}
-
-    limits = RequestLimits({"strict": hla.as_policy("strict")}, 8, 64)
-    with pytest.raises(RequestError, match="the chat template makes nothing of them"):
-        read_request({"messages": [{"role": "user", "content": ""}]}, Silent(), "m", limits, chat=True)
+    ):
+        with pytest.raises(RequestError, match=says) as refused:
+            turns_of(message)
+        assert "\n" not in str(refused.value)
 
 
 USER = {"role": "user", "content": "a"}
@@ -63,25 +45,25 @@ def calling(arguments):
     return {"messages": [{"role": "assistant", "content": "", "tool_calls": [call]}]}
 
 
-@pytest.mark.parametrize(
-    ("more", "says"),
-    [
+HEAVY = [
         (calling('{"a": "\\ud800"}'), r"arguments: Invalid JSON: unexpected end of hex escape"),
         (calling('{"a": ' + "[" * 600 + "]" * 600 + "}"), "arguments: Invalid JSON: recursion limit exceeded"),
         (calling("["), "arguments: Invalid JSON"), (calling("[]"), "arguments: Input should be a valid dictionary"),
         ({"chat_template_kwargs": {"style": "a" * 2**15}, "messages": [USER] * 600}, "chat_template_kwargs: 19668600 characters in 600 messages are more than 1048576"),
         ({"chat_template_kwargs": {"style": "a" * 2**14}}, "messages: 16385 characters are more than 256 tokens"),
         ({"stop": ["a" * 200] * 6}, "stop: 1200 characters in all, and 1024 are the most"),
-    ],
-    ids=lambda value: value[:40] if isinstance(value, str) else "",
-)  # fmt: skip
-def test_what_would_take_work_or_is_no_text_is_refused_before_it_is_read(more, says):
+]  # fmt: skip
+
+
+def test_what_would_take_work_or_is_no_text_is_refused_before_it_is_read():
     tokenizer = small.tokenizer()
     tokenizer.chat_template = "{% for m in messages %}{{ style }}{{ m.content }}{% endfor %}"
     limits = RequestLimits({"strict": hla.as_policy("strict")}, 8, 256)
-    with pytest.raises(RequestError, match=says) as refused:
-        read_request({"messages": [USER]} | more, tokenizer, "m", limits, chat=True)
-    assert "\n" not in str(refused.value) and refused.value.status == 400
+    nothing = ({"messages": [{"role": "user", "content": ""}]}, "the chat template makes nothing of them")
+    for more, says in [*HEAVY, nothing]:
+        with pytest.raises(RequestError, match=says) as refused:
+            read_request({"messages": [USER]} | more, tokenizer, "m", limits, chat=True)
+        assert "\n" not in str(refused.value) and refused.value.status == 400
 
 
 def test_policies_of_one_name_are_refused(tmp_path):
@@ -97,16 +79,12 @@ def test_policies_of_one_name_are_refused(tmp_path):
             read_policies(given)
 
 
-def test_an_empty_key_in_the_environment_is_refused(hf_lossy, monkeypatch):
+def test_a_key_that_no_client_could_present_is_refused(hf_lossy, monkeypatch):
+    for key in ("schlüssel", "tab\tin it", "line\n", " secret"):
+        line = hf_lossy("serve", "--port", 0, "--api-key", key).line
+        assert "expected ASCII characters" in line and key.strip() not in line
     monkeypatch.setenv("HF_LOSSY_API_KEY", "")
-    done = hf_lossy("serve", "--port", 0)
-    assert done.code == 2 and "the API key, or HF_LOSSY_API_KEY: expected" in done.line
-
-
-@pytest.mark.parametrize("key", ["schlüssel", "tab\tin it", "line\n", " secret"])
-def test_a_key_that_no_client_could_present_is_refused(hf_lossy, key):
-    done = hf_lossy("serve", "--port", 0, "--api-key", key)
-    assert done.code == 2 and "expected ASCII characters" in done.line and key.strip() not in done.line
+    assert "the API key, or HF_LOSSY_API_KEY: expected" in hf_lossy("serve", "--port", 0).line
 
 
 def test_the_longest_text_of_a_nested_config():
@@ -133,33 +111,28 @@ def prompt(template, *turns):
     return render_chat([make_turn(message) for message in body.messages], tokenizer, read_end(body))
 
 
-@pytest.mark.parametrize(
-    ("template", "expected"),
-    [
+def test_a_developers_message_is_the_systems_where_there_is_no_such_role():
+    for template, expected in (
         (ANY, "<system>brief</><user>hi</><assistant>"),  # it would print any role, and its model knows the system's
         (SYSTEM, "<system>brief</><user>hi</>"),
         (DEVELOPER, "<developer>brief</><user>hi</>"),
         ({"default": DEVELOPER, "tool_use": ANY}, "<developer>brief</><user>hi</>"),
-    ],
-)
-def test_a_developers_message_is_the_systems_where_there_is_no_such_role(template, expected):
-    assert prompt(template, ("developer", "brief"), ("user", "hi")) == expected
+    ):
+        assert prompt(template, ("developer", "brief"), ("user", "hi")) == expected
 
 
-@pytest.mark.parametrize(
-    ("template", "role", "says"),
-    [
+def test_a_message_that_would_be_left_out_is_refused():
+    for template, role, says in (
         (NO_SYSTEM, "developer", "leaves out a message of role 'developer'"),
         (NO_SYSTEM, "system", "leaves out a message of role 'system'"),
         (SYSTEM, "critic", "leaves out a message of role 'critic'"),
         (DEVELOPER, "system", "leaves out a message of role 'system'"),
         (STRICT, "developer", "the chat template refuses them: no system"),
-    ],
-)
-def test_a_message_that_would_be_left_out_is_refused(template, role, says):
-    with pytest.raises(RequestError, match=says) as refused:
-        prompt(template, (role, "brief"), ("user", "brief"))
-    assert "\n" not in str(refused.value)
+        ({"one": ANY, "two": ANY}, "developer", "^messages: "),  # no default
+    ):
+        with pytest.raises(RequestError, match=says) as refused:
+            prompt(template, (role, "brief"), ("user", "brief"))
+        assert "\n" not in str(refused.value)
     assert prompt(NO_SYSTEM, ("system", " "), ("user", "hi")) == "<user>hi</>"  # nothing is lost
 
 
@@ -177,8 +150,3 @@ def test_many_messages_take_time_by_their_number_alone():
     """Each mark is looked for behind the last one: a client must not hold the server up with one conversation."""
     turns = [("user", "a"), ("assistant", "b")] * 10_000 + [("user", "c")]
     assert prompt(ANY, *turns).endswith("<assistant>")
-
-
-def test_templates_without_a_default_are_refused_in_one_line():
-    with pytest.raises(RequestError, match=r"^messages: [^\n]*$"):
-        prompt({"one": ANY, "two": ANY}, ("developer", "brief"), ("user", "hi"))

@@ -3,7 +3,7 @@
 import pytest
 from support.scripted import scripted
 from support.serving import serving
-from support.tokenizers_by_kind import KINDS, STOP, build_tokenizer
+from support.tokenizers_by_kind import STOP, build_tokenizer
 from transformers import GenerationConfig
 
 import hf_lossy_assist as hla
@@ -38,8 +38,14 @@ class Setting:
         return result
 
 
-@pytest.fixture(scope="module", params=sorted(set(KINDS) - {"metaspace_always", "wordpiece_cleaned"}))
+FULL = pytest.mark.full
+
+
+@pytest.fixture(
+    scope="module", params=["llama2", *(pytest.param(kind, marks=FULL) for kind in ("byte_level", "wordpiece"))]
+)
 def setting(request):
+    """All kinds are in tests/models/test_detokenizer.py and test_logprobs.py."""
     return Setting(request.param)
 
 
@@ -56,8 +62,7 @@ STOPS = {
 }
 
 
-@pytest.mark.nightly(every=3)
-@pytest.mark.full(every=24)
+@FULL
 def test_the_server_streamed_and_not(setting):
     assert setting.tokenizer.decode(setting.prompt + setting.new, skip_special_tokens=True) == PROMPT + TEXT
     with serving((setting.target, setting.draft, setting.tokenizer), ("strict",)) as running:
@@ -81,19 +86,17 @@ def test_the_server_streamed_and_not(setting):
             assert client.chat.completions.create(stop=stop, **chat).choices[0].message.content == want
             parts = client.chat.completions.create(stop=[stop], stream=True, **chat)
             assert "".join(part.choices[0].delta.content or "" for part in parts) == want
-
-
-@pytest.mark.full(every=3)
-def test_a_stop_text_with_the_last_token_that_there_is_room_for(setting):
-    with serving((setting.target, setting.draft, setting.tokenizer), ("strict",)) as running:
-        create = running.client().completions.create
-        common = {"model": "demo", "prompt": PROMPT, "max_tokens": 3, "temperature": 0}
-        assert create(stop=[STOP], **common).choices[0].finish_reason == "stop"
-        assert create(**common).choices[0].finish_reason == "length"
+        # With the last token that there is room for.
+        short = common | {"max_tokens": 3, "prompt": PROMPT}
+        assert client.completions.create(stop=[STOP], **short).choices[0].finish_reason == "stop"
+        assert client.completions.create(**short).choices[0].finish_reason == "length"
 
 
 def test_generate_many(setting):
-    assert setting.many().text == TEXT
+    result = setting.many()
+    assert result.text == TEXT
+    mined = Mined(0, PROMPT, setting.prompt, setting.new, setting.new, "big", [Mismatch(0, 1, 2, False, None)])
+    assert make_rows([mined], setting.tokenizer)[0]["response"] == TEXT
     try:
         found = {stop: setting.many(stop_strings=[stop]) for stop in (" Paris", STOP)}
     except ValueError as error:  # Transformers does not look for texts among these tokens
@@ -109,27 +112,20 @@ def test_generate_many(setting):
     assert found[STOP].describe()["finish_reason"] == "stop"
 
 
-def test_what_commands_write(setting):
-    result = setting.many()
-    assert result.text == TEXT
-    mined = Mined(0, PROMPT, setting.prompt, setting.new, setting.new, "big", [Mismatch(0, 1, 2, False, None)])
-    assert make_rows([mined], setting.tokenizer)[0]["response"] == TEXT
-
-
-@pytest.mark.full(every=4)
-@pytest.mark.parametrize("ends", [None, (" and",), (STOP,), (" Paris",)])
-def test_what_compare_writes(setting, ends, tmp_path):
+@FULL
+def test_what_compare_writes(setting, tmp_path):
     file = tmp_path / "rows.jsonl"
     file.write_text('{"prompt": "p"}\n')
-    task = ExactTask(file)
-    task.ends, task.closing = ends or (), None
-    writer = TextWriter(setting.target, setting.tokenizer, DecodingSettings(max_new_tokens=20), task)
-    for arm in make_arms(
-        setting.target, setting.draft, {"strict": hla.as_policy("strict")}, tokenizer=setting.tokenizer
-    ):
-        try:
-            [answer] = writer.write(arm, [PROMPT], 0, 0)
-        except ValueError as error:  # Transformers does not look for texts among these tokens
-            assert str(error).startswith("stop_strings: Transformers cannot look") and ends and arm.kind != "assisted"
-            continue
-        assert answer.text == {None: TEXT, (" and",): " Paris and", (STOP,): " Paris and", (" Paris",): " Paris"}[ends]
+    task, policies = ExactTask(file), {"strict": hla.as_policy("strict")}
+    for end, text in {None: TEXT, " and": " Paris and", STOP: " Paris and", " Paris": " Paris"}.items():
+        task.ends, task.closing = () if end is None else (end,), None
+        writer = TextWriter(setting.target, setting.tokenizer, DecodingSettings(max_new_tokens=20), task)
+        for arm in make_arms(setting.target, setting.draft, policies, tokenizer=setting.tokenizer):
+            try:
+                [answer] = writer.write(arm, [PROMPT], 0, 0)
+            except ValueError as error:  # Transformers does not look for texts among these tokens
+                assert (
+                    str(error).startswith("stop_strings: Transformers cannot look") and end and arm.kind != "assisted"
+                )
+                continue
+            assert answer.text == text

@@ -58,21 +58,21 @@ def test_the_form_is_that_of_the_template():
     assert find_form(make_tokenizer(close), close) == CallForm(*[*vars(FORM).values()][:4], "")
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "says"),
-    [
-        ("{{ tool | tojson }}", "", "does not write calls as"),  # the model does not see them
-        ('"arguments": {{ call.function.arguments | tojson }}', "<x>", "does not write calls as"),
-        ("</tool_call>", "", "no text marks"),
-        ("<tool_call>", "<|im_end|>", "special token"),
-        ("{% for call in m.tool_calls or [] %}", "{{ raise_exception('no calls') }}{% for call in [] %}", "no calls"),
-        ("{% for call in m.tool_calls or [] %}", "{% for call in [] %}", "does not write calls as"),
-    ],
-)  # fmt: skip
-def test_a_form_that_is_not_known(old, new, says):
-    template = TEMPLATE.replace(old, new)
-    with pytest.raises(Exception, match=says):
-        find_form(make_tokenizer(template), template)
+UNKNOWN = [
+    ("{{ tool | tojson }}", "", "does not write calls as"),  # the model does not see them
+    ('"arguments": {{ call.function.arguments | tojson }}', "<x>", "does not write calls as"),
+    ("</tool_call>", "", "no text marks"),
+    ("<tool_call>", "<|im_end|>", "special token"),
+    ("{% for call in m.tool_calls or [] %}", "{{ raise_exception('no calls') }}{% for call in [] %}", "no calls"),
+    ("{% for call in m.tool_calls or [] %}", "{% for call in [] %}", "does not write calls as"),
+]
+
+
+def test_a_form_that_is_not_known():
+    for old, new, says in UNKNOWN:
+        template = TEMPLATE.replace(old, new)
+        with pytest.raises(Exception, match=says):
+            find_form(make_tokenizer(template), template)
 
 
 def read(text, pieces):
@@ -100,13 +100,13 @@ READ = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("text", "content", "calls", "is_open"), READ)
-def test_calls_are_read_in_any_pieces(text, content, calls, is_open):
-    draw = random.Random(text)
-    for count in (0, 1, 3, 9, len(text)):
-        cuts = sorted(draw.choices(range(len(text) + 1), k=count))
-        pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-        assert read(text, pieces) == (content, calls, is_open), pieces
+def test_calls_are_read_in_any_pieces():
+    for text, *expected in READ:
+        draw = random.Random(text)
+        for count in (0, 1, 3, 9, len(text)):
+            cuts = sorted(draw.choices(range(len(text) + 1), k=count))
+            pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+            assert read(text, pieces) == tuple(expected), pieces
 
 
 class Written:
@@ -199,12 +199,10 @@ ANSWERED = [
 ]
 
 
-@pytest.mark.full(every=8)
-@pytest.mark.nightly(every=2)
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(("text", "more", "expected"), ANSWERED)
-def test_answers(model, text, more, expected, stream):
-    assert model.ask(text, stream, **more) == expected
+@pytest.mark.parametrize("stream", [pytest.param(False, marks=pytest.mark.full), True])
+def test_answers(model, stream):
+    for text, more, expected in ANSWERED:
+        assert model.ask(text, stream, **more) == expected, (text, more)
 
 
 def test_a_conversation_with_calls_and_answers():
@@ -231,9 +229,7 @@ def function(**more):
     return {"tools": [{"type": "function", "function": {"name": "f"} | more}]}
 
 
-@pytest.mark.parametrize(
-    ("more", "says"),
-    [
+REFUSED = [
         ({"tools": [CLOCK] * 129}, "tools: List should have at most 128"), ({"tools": [CLOCK] * 2}, "tools: two functions have one name"),
         ({"tools": [{"type": "custom", "custom": {"name": "a"}}]}, "tools.0.type: Input should be 'function'"), (function(x=1), "tools.0.function.x: Extra inputs are not permitted"),
         (function(name="a b"), "tools.0.function.name: String should match"), (function(parameters={"type": "array"}), "tools: f: parameters: expected a JSON schema"),
@@ -241,13 +237,15 @@ def function(**more):
         (function(parameters={"properties": {"a": {"type": "strin"}}}), "tools: it is no schema"), ({"tools": None, "tool_choice": "required"}, "tool_choice: required needs tools"),
         ({"tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice: 'g' is none of the tools"), ({"logprobs": True}, "logprobs: not supported with tools"),
         ({"messages": [TURN, {"role": "assistant", "content": "a"}]}, "tools: not supported while the last message is continued"),
-    ],
-)  # fmt: skip
-def test_what_is_refused_by_name(served, more, says):
-    with pytest.raises(openai.BadRequestError) as refused:
-        served.client().chat.completions.create(**{"model": "demo", "messages": [TURN], "tools": [WEATHER]} | more)
-    line = refused.value.body["message"]
-    assert line.startswith(says) and "\n" not in line and refused.value.type == "invalid_request_error"
+]  # fmt: skip
+
+
+def test_what_is_refused_by_name(served):
+    for more, says in REFUSED:
+        with pytest.raises(openai.BadRequestError) as refused:
+            served.client().chat.completions.create(**{"model": "demo", "messages": [TURN], "tools": [WEATHER]} | more)
+        line = refused.value.body["message"]
+        assert line.startswith(says) and "\n" not in line and refused.value.type == "invalid_request_error"
 
 
 def test_a_template_without_calls_is_refused_unless_none_is_wanted(served, monkeypatch):
@@ -261,15 +259,16 @@ def test_a_template_without_calls_is_refused_unless_none_is_wanted(served, monke
         served.client().completions.create(model="demo", prompt="is", extra_body={"tools": [WEATHER]})
 
 
-@pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "function": {"name": "weather"}}])
-def test_arguments_are_of_their_schema_whatever_the_model_would_write(model, choice):
+def test_arguments_are_of_their_schema_whatever_the_model_would_write(model):
     """A city that the schema does not have; and a text where a call is asked for."""
-    _, [(name, arguments)], _ = model.ask(CALL.replace("Paris", "Berlin"), tool_choice=choice)
-    assert name == "weather" and json.loads(arguments)["city"] in ("Paris", "Rome")
+    for choice in ("auto", "required", {"type": "function", "function": {"name": "weather"}}):
+        _, [(name, arguments)], _ = model.ask(CALL.replace("Paris", "Berlin"), tool_choice=choice)
+        assert name == "weather" and json.loads(arguments)["city"] in ("Paris", "Rome")
     content, calls, end = model.ask("The Paris", tool_choice=NAMED)
     assert (content, calls[0][0], json.loads(calls[0][1]), end) == (None, "clock", {}, "tool_calls")
 
 
+@pytest.mark.full
 def test_the_openai_client_parses_a_call(model):
     """With the schema that the client makes of a pydantic model, and from a stream."""
 

@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 
@@ -13,6 +11,7 @@ import pytest
 from hf_lossy_assist import Heuristic, LossyPolicy, demo
 
 
+LONG = "x" * 100_000
 CANNOT_BE_SET = [
     ("num_beam=1", "--set: unknown setting 'num_beam'. Did you mean 'num_beams'?"),
     ("num_beams", "--set: expected NAME=VALUE such as num_beams=1, got 'num_beams'"),
@@ -50,20 +49,10 @@ def test_policies_agree_with_the_target_alone_and_a_policy_may_be_json_or_a_fold
     LossyPolicy(stop=Heuristic()).save_pretrained(tmp_path / "policy")
     texts = []
     for policy in ("target", "strict", '{"stop": {"name": "svip", "h": 0.5}}', str(tmp_path / "policy")):
-        report = hf_lossy("generate", "--policy", policy, "--json").json
+        report = hf_lossy("generate", "--policy", policy, "--limit", 1, "--json").json
         assert (report["speculation"] is None) == (policy == "target")
         texts.append([(o["text"], o["token_ids"]) for o in report["outputs"]])
     assert all(t == texts[0] for t in texts)
-
-
-@pytest.mark.full(every=4)
-@pytest.mark.parametrize("drafter", ["suffix", "composite", '{"name": "suffix", "min_match": 3}'])
-def test_a_drafter_of_the_registry_writes_the_targets_text(hf_lossy, drafter):
-    call = ("generate", "--max-new-tokens", 24, "--batch-size", 3, "--json")
-    alone, report = hf_lossy(*call, "--policy", "target").json, hf_lossy(*call, "--drafter", drafter).json
-    assert [o["token_ids"] for o in report["outputs"]] == [o["token_ids"] for o in alone["outputs"]]
-    assert report["drafter"] == drafter and alone["drafter"] is None
-    assert ("draft" in report["speculation"]["forwards"]) == (drafter == "composite")
 
 
 @pytest.mark.full
@@ -74,45 +63,32 @@ def test_sampling_is_reproducible_by_seed(hf_lossy):
     assert ids[0] == ids[1] != ids[2]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--policy", "svpi"], "svip"),
-        (["--policy", '{"stop": {"name": "svip", "hh": 1}}'], "hh"),
-        (["--policy", "nowhere.json"], "nowhere.json"),
-        (["--prompts", "nowhere.jsonl"], "nowhere.jsonl"),
-        (["--model", "somewhere", "--prompt", "a"], "model and assistant: expected both"),
-        (["--dtype", "float7"], "float7"),
-        (["--device", "tpu9"], "tpu9"),
-        (["--dtype", "int8", "--device", "cuda"], "pass device cpu"),
-        (["--model", "/nonexistent/model"], "/nonexistent/model"),
-        (["--prompt", " "], "empty"),
-        (["--drafter", "sufix"], "suffix"),
-        (["--drafter", '{"name":'], "JSON"),
-        (["--drafter", "suffix", "--policy", "target"], "leave --drafter out"),
-        (["--drafter", "suffix", "--policy", "svip"], "a stop that plans ahead"),
-        (["--drafter", "suffix", "--assistant", "somewhere"], "leave assistant out"),
-        (
-            ["--model", "/nonexistent/model", "--assistant", "/nonexistent/model", "--prompt", "a"],
-            "/nonexistent/model",
-        ),
-        *((["--set", given], says) for given, says in CANNOT_BE_SET),
-    ],
-)
-def test_wrong_arguments_give_one_line_and_exit_code_2(hf_lossy, arguments, says):
-    done = hf_lossy("generate", *arguments)
-    assert done.code == 2 and done.out == ""
-    (line,) = [line for line in done.err.splitlines() if line.startswith("hf-lossy:")]
-    assert says in line and "Traceback" not in done.err
+WRONG = [
+    (["--policy", "svpi"], "svip"),
+    (["--policy", '{"stop": {"name": "svip", "hh": 1}}'], "hh"),
+    (["--policy", "nowhere.json"], "nowhere.json"),
+    (["--prompts", "nowhere.jsonl"], "nowhere.jsonl"),
+    (["--model", "somewhere", "--prompt", "a"], "model and assistant: expected both"),
+    (["--dtype", "float7"], "float7"),
+    (["--device", "tpu9"], "tpu9"),
+    (["--device", "meta"], "device 'meta' cannot be used here"),
+    (["--dtype", "int8", "--device", "cuda"], "pass device cpu"),
+    (["--model", "/nonexistent/model"], "/nonexistent/model"),
+    (["--model", "/nonexistent/model", "--assistant", "/nonexistent/model", "--prompt", "a"], "/nonexistent/model"),
+    (["--prompt", " "], "empty"),
+    (["--temperature", "2"], "are for --do-sample: pass it"),
+    (["--drafter", "sufix"], "suffix"),
+    (["--drafter", '{"name":'], "JSON"),
+    (["--drafter", "suffix", "--policy", "target"], "leave --drafter out"),
+    (["--drafter", "suffix", "--policy", "svip"], "a stop that plans ahead"),
+    *((["--set", given], says) for given, says in CANNOT_BE_SET),
+]
 
 
-@pytest.mark.nightly
-def test_a_wrong_argument_ends_the_process_with_2():
-    command = [sys.executable, "-m", "hf_lossy_assist.cli", "generate", "--policy", "svpi"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 2 and done.stdout == ""
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("hf-lossy:") and "svip" in line
+def test_wrong_arguments_give_one_line_and_exit_code_2(hf_lossy):
+    for arguments, says in WRONG:
+        done = hf_lossy("generate", *arguments)
+        assert says in done.line and done.out == "", arguments
 
 
 @pytest.mark.full
@@ -128,7 +104,12 @@ def test_the_target_alone_is_not_the_policy_that_came_with_it(hf_lossy, tmp_path
     assert "lossy" not in given.err
 
 
-def test_one_policy_in_full(hf_lossy):
+def test_the_policies_and_one_in_full(hf_lossy, monkeypatch):
+    for columns in ("80", "60"):  # nothing in the table is cut
+        monkeypatch.setenv("COLUMNS", columns)
+        done = hf_lossy("policies")
+        assert done.code == 0 and "…" not in done.out and max(map(len, done.out.splitlines())) <= int(columns)
+        assert all(f"\n{name}  " in done.out for name in ("all_but_last", "block_verification", "top_k", "svip"))
     done = hf_lossy("policies", "top_k")
     assert done.code == 0 and done.out.startswith("rule top_k: ") and "tune tries: k = 2, 3, 4, 8" in done.out
     svip = hf_lossy("policies", "svip").out
@@ -137,32 +118,38 @@ def test_one_policy_in_full(hf_lossy):
     assert hf_lossy("-h").out == hf_lossy("--help").out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["genrate"], "generate"),
-        (["generate", "--max-new-tokens", "x"], "--max-new-tokens"),
-        (["generate", "--prompt"], "--prompt"),
-        (["generate", "--promt", "x"], "--promt"),
-        (["fit", "sprinter", "data"], "--out"),
-        (["fit", "sprinter"], "data"),
-        (["pull", "org/name", "extra"], "extra"),
-        (["policies", "--kind", "x" * 5000], "--kind"),
-        (["policies", "--kind", "\x1b[31mred\x07"], "--kind"),
-        (["fit", "specdec", "y" * 5000, "--out", "z"], "yyy"),
-    ],
-)
-def test_a_mistyped_command_is_one_line(hf_lossy, arguments, says):
-    done = hf_lossy(*arguments)
-    (line,) = done.err.splitlines()
-    assert done.code == 2 and done.out == "" and line.startswith("hf-lossy: ") and says in line
-    assert len(line) <= 620 and line.isprintable()
+MISTYPED = [
+    (["genrate"], "generate"),
+    (["generate", "--max-new-tokens", "x"], "--max-new-tokens"),
+    (["generate", "--prompt"], "--prompt"),
+    (["generate", "--promt", "x"], "--promt"),
+    (["fit", "sprinter", "data"], "--out"),
+    (["fit", "sprinter"], "data"),
+    (["pull", "org/name", "extra"], "extra"),
+    (["policies", "--kind", "x" * 5000], "--kind"),
+    (["policies", "--kind", "\x1b[31mred\x07"], "--kind"),
+    (["fit", "specdec", "y" * 5000, "--out", "z"], "yyy"),
+    (["generate", "--policy", LONG], "lossy_policy"),
+    (["generate", "--policy", f"sprinter:head={LONG}"], "xxx"),
+    (["generate", "--model", LONG, "--assistant", "x", "--prompt", "x"], "xxx"),
+    (["generate", "--prompts", LONG], "xxx"),
+    (["generate", "--drafter", LONG], "drafter"),
+    (["generate", f"--{LONG}"], "xxx"),
+    (["report", LONG], "xxx"),
+    (["collect", "--out", LONG], "out"),
+    (["serve", "--policies", LONG], "xxx"),
+]
 
 
-@pytest.mark.parametrize("arguments", [[], ["fit"]])
-def test_a_command_alone_shows_its_help(hf_lossy, arguments):
-    done = hf_lossy(*arguments)
-    assert done.code == 2 and done.err == "" and "--help" in done.out
+def test_a_mistyped_command_is_one_line_of_300_characters(hf_lossy):
+    for arguments, says in MISTYPED:
+        done = hf_lossy(*arguments)
+        (line,) = done.err.splitlines()
+        assert done.code == 2 and done.out == "" and line.startswith("hf-lossy: ") and says in line, arguments
+        assert len(line) <= 300 and line.isprintable()
+    for arguments in ([], ["fit"]):  # a command alone shows its help
+        done = hf_lossy(*arguments)
+        assert done.code == 2 and done.err == "" and "--help" in done.out
 
 
 @pytest.mark.nightly

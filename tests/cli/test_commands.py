@@ -5,7 +5,6 @@ import dataclasses
 import importlib
 import importlib.util
 import json
-import os
 import re
 import shutil
 import sys
@@ -122,45 +121,36 @@ def test_greedy_data_fits_and_says_what_lambdas_mean(hf_lossy, tmp_path):
 # -- refused in one line ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["generate", "--policy", "sprinter", *DEMO, "--prompt", "a"], "missing a required argument: 'head'"),
-        (["generate", "--policy", "svip:head=x"], "svip"),
-        (["collect", "--out", "{tmp}/x", "--temperature", "0"], "--greedy"),
-        (["collect", "--out", "{tmp}/x", "--top-p", "1.5"], "--top-p: expected a number from 0 to 1"),
-        (["tune", "--do-sample", "--top-p", "0"], "top_p: expected a number above 0"),
-        (["collect", "--out", "{tmp}/x", "--mix", "0.3"], "--mix is for --for specdec"),
-        (["collect", "--out", "{tmp}/x", "--greedy", "--temperature", "0.7"], "are for --do-sample: pass it"),
-        (["collect", "--out", "", *QUICK], "--out: expected the name of a new folder"),
-        (
-            ["collect", "--out", "{tmp}/x", "--prompts", "{tmp}/blank.jsonl"],
-            "blank.jsonl, line 2: expected a text under 'prompt' or 'question' or 'turns'",
-        ),
-        (["collect", "--out", "{tmp}/x", "--prompts", "nowhere.jsonl"], "nowhere.jsonl"),
-        (["collect", "--out", "{tmp}/there"], "exists"),
-        (["collect", "--out", "{tmp}/x", *DEMO[:2], "--prompts", "{tmp}/prompts.jsonl"], "expected both"),
-        (["fit", "sprinter", "{tmp}/there", "--out", "{tmp}/x"], "no collect.json"),
-        (["fit", "sprinter", "{tmp}/there", "--out", "{tmp}/there"], "exists"),
-        (["fit", "sprinter", "{tmp}/there", "--out", "{tmp}/x", "--head", "tree"], "linear"),
-        (["generate", "--temperature", "2"], "are for --do-sample: pass it"),
-        (["generate", "--device", "meta"], "device 'meta' cannot be used here"),
-        (["generate", "--policy", "SVIP"], "Did you mean 'svip'?"),
-        (["push", "{tmp}/there", "org/x"], "there is no folder of a head"),
-        (["push", "{tmp}/nowhere", "org/x"], "no folder"),
-        (["push", str(SHIPPED), "org/x"], "HF_HUB_OFFLINE"),
-        (["pull", "no/good/name"], "org/name"),
-        (["pull", "org/nothing", "--local-files-only"], "cache"),
-    ],
-    ids=lambda value: " ".join(value).replace(str(demo.FOLDER), "demo")[:70] if isinstance(value, list) else "",
-)
-def test_one_line(hf_lossy, tmp_path, arguments, says):
+ONE_LINE = [
+    (["generate", "--policy", "sprinter", *DEMO, "--prompt", "a"], "missing a required argument: 'head'"),
+    (["generate", "--policy", "svip:head=x"], "svip"),
+    (["generate", "--policy", "SVIP"], "Did you mean 'svip'?"),
+    (["collect", "--out", "{tmp}/x", "--temperature", "0"], "--greedy"),
+    (["collect", "--out", "{tmp}/x", "--top-p", "1.5"], "--top-p: expected a number from 0 to 1"),
+    (["tune", "--do-sample", "--top-p", "0"], "top_p: expected a number above 0"),
+    (["collect", "--out", "{tmp}/x", "--mix", "0.3"], "--mix is for --for specdec"),
+    (["collect", "--out", "{tmp}/x", "--greedy", "--temperature", "0.7"], "are for --do-sample: pass it"),
+    (["collect", "--out", "", *QUICK], "--out: expected the name of a new folder"),
+    (["collect", "--out", "{tmp}/there"], "exists"),
+    (["collect", "--out", "{tmp}/x", *DEMO[:2], "--prompts", "{tmp}/prompts.jsonl"], "expected both"),
+    (["fit", "sprinter", "{tmp}/there", "--out", "{tmp}/x"], "no collect.json"),
+    (["fit", "sprinter", "{tmp}/there", "--out", "{tmp}/there"], "exists"),
+    (["fit", "sprinter", "{tmp}/there", "--out", "{tmp}/x", "--head", "tree"], "linear"),
+    (["push", "{tmp}/there", "org/x"], "there is no folder of a head"),
+    (["push", "{tmp}/nowhere", "org/x"], "no folder"),
+    (["push", str(SHIPPED), "org/x"], "HF_HUB_OFFLINE"),
+    (["pull", "no/good/name"], "org/name"),
+    (["pull", "org/nothing", "--local-files-only"], "cache"),
+]
+
+
+def test_one_line(hf_lossy, tmp_path):
     (tmp_path / "there").mkdir()
     prompts_file(tmp_path)
-    (tmp_path / "blank.jsonl").write_text('{"prompt": "1 + 1"}\n{"prompt": " \\n"}\n')
-    done = hf_lossy(*(a.replace("{tmp}", str(tmp_path)) for a in arguments))
-    assert says in done.line and not done.out
-    assert {p.name for p in tmp_path.iterdir()} <= {"there", "prompts.jsonl", "blank.jsonl", "x.partial"}
+    for arguments, says in ONE_LINE:
+        done = hf_lossy(*(a.replace("{tmp}", str(tmp_path)) for a in arguments))
+        assert says in done.line and not done.out, arguments
+        assert {p.name for p in tmp_path.iterdir()} <= {"there", "prompts.jsonl", "x.partial"}
 
 
 def test_a_head_for_other_models_is_refused(hf_lossy, tmp_path):
@@ -172,20 +162,14 @@ def test_a_head_for_other_models_is_refused(hf_lossy, tmp_path):
     assert "num_layers" in line and "made for the target" in line
 
 
-@pytest.mark.parametrize("what", ["head", "profile"])
-def test_another_tokenizer_than_a_head_or_profile_was_made_with_is_refused(hf_lossy, tmp_path, what):
+def test_another_tokenizer_than_a_head_or_profile_was_made_with_is_refused(hf_lossy, tmp_path):
     """`generate` compares them, as Python's `check` does: the sizes of the models may well agree."""
-    made = demo.head("sprinter") if what == "head" else demo.profile()
-    if what == "head":
-        config = HeadConfig.from_dict(made.config.to_dict() | {"tokenizer_hash": "0" * 64})
-        torch.manual_seed(0)
-        made = LinearHead(dataclasses.replace(config, kind="linear", width=None)).eval()
-    else:
-        made = dataclasses.replace(made, tokenizer_hash="0" * 64)
-    made.save_pretrained(tmp_path / what)
-    policy = {"head": "sprinter", "profile": "sv"}[what] + f":{what}={tmp_path / what}"
-    done = hf_lossy("generate", "--policy", policy, "--max-new-tokens", 4)
-    assert "token ids mean other words" in done.line and not done.out
+    config = HeadConfig.from_dict(demo.head("sprinter").config.to_dict() | {"tokenizer_hash": "0" * 64})
+    LinearHead(dataclasses.replace(config, kind="linear", width=None)).eval().save_pretrained(tmp_path / "head")
+    dataclasses.replace(demo.profile(), tokenizer_hash="0" * 64).save_pretrained(tmp_path / "profile")
+    for method, what in (("sprinter", "head"), ("sv", "profile")):
+        done = hf_lossy("generate", "--policy", f"{method}:{what}={tmp_path / what}", "--max-new-tokens", 4)
+        assert "token ids mean other words" in done.line and not done.out
 
 
 def test_each_prompt_has_limits(hf_lossy, tmp_path):
@@ -228,40 +212,40 @@ def test_damaged_files_are_one_line(hf_lossy, tmp_path):
     assert "data" in hf_lossy("fit", "sprinter", tmp_path / "data", "--out", tmp_path / "x").line
 
 
-@pytest.mark.parametrize(
-    ("command", "module"),
-    [
-        (["collect", "--out", "{tmp}/x"], "datasets"),
-        (["collect", "--out", "{tmp}/x"], "accelerate"),
-        (["fit", "sprinter", "{tmp}/data", "--out", "{tmp}/x"], "sklearn"),
-        (["fit", "sprinter", "{tmp}/data", "--out", "{tmp}/x"], "matplotlib"),
-        (["fit", "sprinter", "{tmp}/data", "--out", "{tmp}/x"], "datasets"),
-        (["tune", "--out", "{tmp}/x"], "jinja2"),
-        (["generate", "--prompts", "{tmp}/x.jsonl", "--out", "{tmp}/x"], "pyarrow"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else value[0],
-)
-def test_a_missing_extra_is_named_with_the_way_out(hf_lossy, tmp_path, monkeypatch, command, module):
+MISSING = [
+    (["collect", "--out", "{tmp}/x"], "datasets"),
+    (["collect", "--out", "{tmp}/x"], "accelerate"),
+    (["fit", "sprinter", "{tmp}/data", "--out", "{tmp}/x"], "sklearn"),
+    (["fit", "sprinter", "{tmp}/data", "--out", "{tmp}/x"], "matplotlib"),
+    (["fit", "sprinter", "{tmp}/data", "--out", "{tmp}/x"], "datasets"),
+    (["tune", "--out", "{tmp}/x"], "jinja2"),
+    (["generate", "--prompts", "{tmp}/x.jsonl", "--out", "{tmp}/x"], "pyarrow"),
+]
+
+
+def test_a_missing_extra_is_named_with_the_way_out(hf_lossy, tmp_path, monkeypatch):
     real = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == module else real(name, *a))
-    for name in [name for name in sys.modules if name.split(".")[0] == module]:
-        monkeypatch.setitem(sys.modules, name, None)
-    line = hf_lossy(*(a.replace("{tmp}", str(tmp_path)) for a in command)).line
-    assert module in line and "pip install 'hf_lossy_assist[train]'" in line
-    assert not list(tmp_path.iterdir())
+    for command, module in MISSING:
+        with monkeypatch.context() as patch:
+            hidden = lambda name, *a, module=module: None if name == module else real(name, *a)  # noqa: E731
+            patch.setattr(importlib.util, "find_spec", hidden)
+            for name in [name for name in sys.modules if name.split(".")[0] == module]:
+                patch.setitem(sys.modules, name, None)
+            line = hf_lossy(*(a.replace("{tmp}", str(tmp_path)) for a in command)).line
+        assert module in line and "pip install 'hf_lossy_assist[train]'" in line
+        assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("module", "extra"), [("starlette", "serve"), ("pyarrow", "train"), ("xgrammar", "structured")]
-)
-def test_a_module_that_a_command_turns_out_to_need_is_named_with_its_extra(monkeypatch, capsys, module, extra):
-    app = typer.Typer()
-    app.command()(lambda: importlib.import_module(f"{module}.parts"))
-    monkeypatch.setitem(sys.modules, module, None)
+def test_a_module_that_a_command_turns_out_to_need_is_named_with_its_extra(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["hf-lossy"])
-    assert _runs.run(app) == 2
-    line = f"hf-lossy: this command needs {module}: pip install 'hf_lossy_assist[{extra}]'\n"
-    assert capsys.readouterr().err == line
+    for module, extra in (("starlette", "serve"), ("pyarrow", "train"), ("xgrammar", "structured")):
+        app = typer.Typer()
+        app.command()(lambda: importlib.import_module(f"{module}.parts"))  # noqa: B023
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, module, None)
+            assert _runs.run(app) == 2
+        line = f"hf-lossy: this command needs {module}: pip install 'hf_lossy_assist[{extra}]'\n"
+        assert capsys.readouterr().err == line
 
 
 def test_the_extras_of_errors_are_the_package_s():
@@ -285,7 +269,7 @@ def test_generate_needs_no_extra(monkeypatch, hf_lossy):
 
 
 @pytest.mark.full
-def test_what_the_hub_refuses_is_one_line(hf_lossy, hub, tmp_path, monkeypatch):
+def test_what_the_hub_refuses_and_no_network_are_one_line(hf_lossy, hub, tmp_path, monkeypatch):
     assert hf_lossy("push", SHIPPED, "org/private", "--private").code == 0
     assert hf_lossy("push", SHIPPED, "org/gated").code == 0
     hub.gate("org/gated")
@@ -301,18 +285,11 @@ def test_what_the_hub_refuses_is_one_line(hf_lossy, hub, tmp_path, monkeypatch):
     shutil.move(tmp_path / "weights.pt", tmp_path / "head")
     assert "a pickle" in hf_lossy("push", tmp_path / "head", "org/x").line
     assert "org/x" not in {name for _, name in hub.repos}
-
-
-@pytest.mark.full
-def test_no_network_is_one_line(hf_lossy, hub, monkeypatch, tmp_path):
-    assert hf_lossy("push", SHIPPED, "org/head").code == 0
-    assert hf_lossy("generate", "--policy", "org/head", "--max-new-tokens", 4, "--json").code == 0
-    hub.__exit__()
     short = ("--max-new-tokens", 4, "--json")
-    assert hf_lossy("generate", "--policy", "sprinter:head=org/head", *short).code == 0
-    assert hf_lossy("pull", "org/else").line
-    assert hf_lossy("push", SHIPPED, "org/head").line
+    assert hf_lossy("generate", "--policy", "org/private", *short).code == 0
+    hub.__exit__()  # no network: what is in the cache is used
+    assert hf_lossy("generate", "--policy", "sprinter:head=org/private", *short).code == 0
+    assert hf_lossy("pull", "org/else").line and hf_lossy("push", SHIPPED, "org/head").line
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert hf_lossy("generate", "--policy", "org/head", "--max-new-tokens", 4, "--json").code == 0
-    assert "snapshot" in hf_lossy("pull", "org/head").line  # only what a policy reads is in the cache
-    assert os.listdir(tmp_path) == []
+    assert hf_lossy("generate", "--policy", "org/private", *short).code == 0
+    assert "snapshot" in hf_lossy("pull", "org/private").line  # only what a policy reads is in the cache

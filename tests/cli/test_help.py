@@ -45,23 +45,20 @@ def examples(command):
     return [shlex.split(line)[1:] for line in lines if line.startswith("hf-lossy ")]
 
 
-@pytest.mark.full(every=2)
-@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_help_has_examples_that_the_command_takes(hf_lossy, words):
-    done = hf_lossy(*words, "-h")
-    assert done.code == 0 and done.err == "" and "Example" in done.out and "hf-lossy" in done.out
-    found = examples(COMMANDS[words])
-    assert found
-    for given in found:
-        if given[0] == "COMMAND":
-            continue
-        path = tuple(given[:2]) if tuple(given[:2]) in RUNNING else tuple(given[:1])
-        assert path[: len(words)] == words or not words
-        RUNNING[path].make_context(" ".join(path), given[len(path) :])  # refuses what it does not know, runs nothing
-
-
-def test_an_example_with_a_wrong_option_is_found():
-    with pytest.raises(Exception, match="--new-tokens"):
+def test_help_has_examples_that_the_command_takes(hf_lossy):
+    for words, command in COMMANDS.items():
+        done = hf_lossy(*words, "-h")
+        assert done.code == 0 and done.err == "" and "Example" in done.out and "hf-lossy" in done.out, words
+        assert examples(command), words
+        for given in examples(command):
+            if given[0] == "COMMAND":
+                continue
+            path = tuple(given[:2]) if tuple(given[:2]) in RUNNING else tuple(given[:1])
+            assert path[: len(words)] == words
+            RUNNING[path].make_context(
+                " ".join(path), given[len(path) :]
+            )  # refuses what it does not know, runs nothing
+    with pytest.raises(Exception, match="--new-tokens"):  # it would be found
         RUNNING["collect",].make_context("collect", ["--out", "data", "--new-tokens", "3"])
 
 
@@ -71,18 +68,13 @@ def test_commands_stand_in_the_order_of_the_work(hf_lossy):
 
 
 def test_the_same_thing_has_the_same_name():
-    """No command calls `--new-tokens` what another calls `--max-new-tokens`."""
+    """No command calls `--new-tokens` what another calls `--max-new-tokens`; one that runs models on prompts takes what the others take."""
     for words, command in RUNNING.items():
         given = options(command)
         assert not {"--new-tokens", "--batch", "--greedy", "--n", "--count"} & given.keys(), words
         if "--temperature" in given:
             assert given["--do-sample"].secondary_opts == ["--greedy"], words
-        if {"--prompts", "--task", "--tasks", "--data"} & given.keys():
-            named = {"--limit", "--model", "--assistant", "--dtype", "--device", "--chat", "--max-new-tokens"}
-            assert named <= given.keys(), words
-    sampling = {
-        words
-        for words, each in RUNNING.items()
-        if "--do-sample" in options(each) and options(each)["--do-sample"].default
-    }
-    assert sampling == {("profile",)}  # and `collect`, where a head is what it is for
+        if "--assistant" in given:
+            assert {"--model", "--dtype", "--device"} <= given.keys(), words
+        if "--max-new-tokens" in given and {"--prompts", "--task", "--tasks", "--data"} & given.keys():
+            assert {"--assistant", "--limit", "--chat"} <= given.keys(), words

@@ -77,50 +77,38 @@ def line(hf_lossy, tmp_path, no_weights):
     return run
 
 
-@pytest.mark.parametrize("bad", BAD)
-@pytest.mark.parametrize("reader", READERS)
-def test_a_file_that_cannot_be_read(line, tmp_path, reader, bad):
-    content, says = BAD[bad]
+def test_a_file_that_cannot_be_read(line, tmp_path):
+    """Each kind of damage, and each command that reads such a file."""
+    for reader, bad in zip(READERS.values(), [*BAD.values(), *BAD.values()], strict=False):
+        content, says = bad
+        file = tmp_path / "rows.jsonl"
+        file.write_bytes(content if isinstance(content, bytes) else content.encode())
+        message = line(*reader, file, *DEMO)
+        assert says in message and "rows.jsonl" in message, message
+
+
+def test_a_task_whose_answers_cannot_be_counted(line, tmp_path):
     file = tmp_path / "rows.jsonl"
-    file.write_bytes(content if isinstance(content, bytes) else content.encode())
-    message = line(*READERS[reader], file, *DEMO)
-    assert says in message and "rows.jsonl" in message and ("expected" in message or "is not JSON" in message), message
-
-
-@pytest.mark.parametrize("command", ["compare", "tune", "mine"])
-def test_a_row_without_a_field_of_its_task(line, tmp_path, command):
-    (tmp_path / "rows.jsonl").write_text('{"question": "1 + 1?", "answer": "#### 2"}\n{"question": "2 + 2?"}\n')
-    more = ["--out", "{tmp}/out"] if command == "mine" else []
-    message = line(command, *more, "--task", "gsm8k", "--data", tmp_path / "rows.jsonl", *DEMO)
-    assert "line 2" in message and "'answer'" in message, message
-
-
-def test_a_task_without_answers(line, tmp_path):
-    file = tmp_path / "rows.jsonl"
+    file.write_text('{"question": "1 + 1?", "answer": "#### 2"}\n{"question": "2 + 2?"}\n')
+    for command in ("compare", "tune", "mine"):
+        more = ["--out", "{tmp}/out"] if command == "mine" else []
+        message = line(command, *more, "--task", "gsm8k", "--data", file, *DEMO)
+        assert "line 2" in message and "'answer'" in message, message
     file.write_text(GOOD + '{"prompt": "2 + 2?"}\n')
-    assert "rows.jsonl: problem 2 has no right answer" in (message := line("tune", "--task", file, *DEMO))
-    assert "add `answer`" in message
+    message = line("tune", "--task", file, *DEMO)
+    assert "rows.jsonl: problem 2 has no right answer" in message and "add `answer`" in message
+    file.write_text(GOOD)
+    for command in ("compare", "tune"):
+        assert "allow" in line(command, "--task", "code", "--data", file, *DEMO)
 
 
-@pytest.mark.parametrize("command", ["compare", "tune"])
-def test_a_task_whose_answers_are_not_counted(line, tmp_path, command):
-    (tmp_path / "rows.jsonl").write_text(GOOD)
-    assert "allow" in line(command, "--task", "code", "--data", tmp_path / "rows.jsonl", *DEMO)
-
-
-@pytest.fixture(scope="module")
-def other_words(tmp_path_factory):
-    """A draft of the same sizes with other words under its ids."""
-    folder = tmp_path_factory.mktemp("other") / "draft"
-    shutil.copytree(demo.FOLDER / "draft", folder)
-    small.tokenizer().save_pretrained(folder)
-    return folder
-
-
-@pytest.mark.parametrize("reader", READERS)
-def test_a_draft_with_another_tokenizer(line, tmp_path, other_words, reader):
-    file = tmp_path / "rows.jsonl"
+def test_a_draft_with_another_tokenizer(line, tmp_path):
+    """Its sizes are the same, with other words under its ids."""
+    draft, file = tmp_path / "draft", tmp_path / "rows.jsonl"
+    shutil.copytree(demo.FOLDER / "draft", draft)
+    small.tokenizer().save_pretrained(draft)
     file.write_text("".join(GOOD.replace("1 + 1", f"1 + {i}") for i in range(8)))
-    more = ["--json"] if reader == "tune" else []  # else it says first what the problems can certify
-    message = line(*READERS[reader], file, "--model", DEMO[1], "--assistant", other_words, *more)
-    assert "has another tokenizer than" in message and "token ids mean other words; pass a draft" in message
+    for reader, words in READERS.items():
+        more = ["--json"] if reader == "tune" else []  # else it says first what the problems can certify
+        message = line(*words, file, "--model", DEMO[1], "--assistant", draft, *more)
+        assert "has another tokenizer than" in message and "token ids mean other words; pass a draft" in message

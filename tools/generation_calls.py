@@ -8,7 +8,6 @@ anew here. Each is made twice: as Transformers' own `generate` and under `hla.us
 be equal; what is refused is counted by its reason. Beams, which no draft serves, are not among them.
 """
 
-import argparse
 import collections
 import json
 import logging
@@ -18,14 +17,14 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from model_processes import run
+from model_processes import main
 from supported_models import drafts, format_error, refused_by_us
-from tiny_models import model_types, tiny_model
+from supported_models import names as model_names
+from tiny_models import tiny_model
 from tiny_sizes import NEVER_EMITTED, PAD, VOCABULARY
 
 import hf_lossy_assist as hla
@@ -193,44 +192,18 @@ OF_ENCODERS = (from_what_the_encoder_made,)
 SHORT = (by_length, continued, continued_from_embeddings)  # of which five tokens are new
 
 
-def compare(model: Any, draft: Any, function: Callable[[Call, Texts], Any], seed: int) -> dict[str, str]:
-    """Return {"verdict": "equal" | "wrong" | "refused" | "no verdict" | "generate fails", "why": …, "assisted": …}; the
-    last says whether Transformers' own assisted generation runs the call, and writes the text of plain `generate`."""
-    out = judge(model, draft, function, seed)
-    if out["verdict"] == "generate fails":
-        return out
-    outs = list[torch.Tensor]()
-    try:
-        for given in (GREEDY, GREEDY | {"assistant_model": draft}):
-            torch.manual_seed(0)
-            made = function(
-                lambda *args, given=given, **settings: model.generate(*args, **given | settings),
-                Texts(model, seed, ours=False),
-            )
-            outs.append(made if isinstance(made, torch.Tensor) else made.sequences)
-        same = outs[0].shape == outs[1].shape and torch.equal(*outs)
-        return out | {"assisted": "right" if same else "another text"}
-    except Exception as error:
-        return out | {"assisted": format_error(error)}
-
-
 def judge(model: Any, draft: Any, function: Callable[[Call, Texts], Any], seed: int) -> dict[str, str]:
-    """Compare a call under the strict policy with plain `generate`."""
+    """Compare a call under the strict policy with plain `generate`: {"verdict": "equal" | "wrong" | "refused" | "no verdict" | "generate fails", "why": …}."""
     torch.manual_seed(0)
     gaps = []
 
     def stock(*args: Any, **settings: Any) -> Any:
         given = GREEDY | settings
-        out = model.generate(*args, **given)
-        look = (
-            model.generate(*args, **given | {"return_dict_in_generate": True, "output_logits": True})
-            if CACHE not in given
-            else None
-        )
-        if look is not None:
+        if CACHE not in given:
+            look = model.generate(*args, **given | {"return_dict_in_generate": True, "output_logits": True})
             top = torch.stack(look.logits).float().topk(2).values
             gaps.append(float((top[..., 0] - top[..., 1]).min()) / max(1.0, float(top.abs().max())))
-        return out
+        return model.generate(*args, **given)
 
     try:
         wanted = function(stock, Texts(model, seed, ours=False))
@@ -243,26 +216,21 @@ def judge(model: Any, draft: Any, function: Callable[[Call, Texts], Any], seed: 
                 lambda *args, **settings: model.generate(*args, **GREEDY | settings), Texts(model, seed, ours=True)
             )
     except Exception as error:
-        return {
-            "verdict": "refused" if refused_by_us(error) else "wrong",
-            "why": str(error) if refused_by_us(error) else format_error(error),
-        }
+        if refused_by_us(error):
+            return {"verdict": "refused", "why": str(error)}
+        return {"verdict": "wrong", "why": format_error(error)}
     finally:
         hla.disable(model)
     texts = [out if isinstance(out, torch.Tensor) else out.sequences for out in (got, wanted)]
     if texts[0].shape == texts[1].shape and torch.equal(*(text[:, -new:] for text in texts)):
-        same = (
-            isinstance(got, torch.Tensor)
-            or {"sequences", "scores", "logits"} & got.keys() == {"sequences", "scores", "logits"} & wanted.keys()
-        )
+        fields = {"sequences", "scores", "logits"}
+        same = isinstance(got, torch.Tensor) or fields & got.keys() == fields & wanted.keys()
         return {"verdict": "equal" if same else "wrong", "why": "" if same else f"fields {list(got.keys())}"}
-    if function in MASKED and torch.equal(
-        texts[0][:, -new:], each_alone(model, function, seed)
-    ):  # as supported_models.py counts
+    alone = each_alone(model, function, seed) if function in MASKED else None  # as supported_models.py counts
+    if alone is not None and torch.equal(texts[0][:, -new:], alone):
         return {"verdict": "equal", "why": "to each prompt alone; generate's own text of this batch differs"}
-    if function is in_chunks and torch.equal(
-        texts[0], model.generate(**Texts(model, seed, ours=True).whole, **GREEDY)
-    ):
+    at_once = Texts(model, seed, ours=True).whole if function is in_chunks else None
+    if at_once is not None and torch.equal(texts[0], model.generate(**at_once, **GREEDY)):
         return {"verdict": "equal", "why": "to the prompt read at once; generate's own chunks of it forget the state"}
     if min(gaps, default=0.0) < GAP:
         return {"verdict": "no verdict", "why": "its reference chooses by less than rounding"}
@@ -285,7 +253,7 @@ def examine(name: str, seed: int = 0) -> dict[str, dict[str, str]]:
     except Exception as error:
         return {"not built": {"verdict": "generate fails", "why": format_error(error)}}
     functions = EVERYWHERE + (OF_ENCODERS if model.config.is_encoder_decoder else OF_DECODERS)
-    return {function.__name__: compare(model, draft, function, seed) for function in functions}
+    return {function.__name__: judge(model, draft, function, seed) for function in functions}
 
 
 def work(names: list[str]) -> None:
@@ -295,53 +263,23 @@ def work(names: list[str]) -> None:
     warnings.simplefilter("ignore")
     for name in names:
         start = time.process_time()
-        print(
-            json.dumps({"name": name, "calls": examine(name), "seconds": round(time.process_time() - start, 1)}),
-            flush=True,
-        )
+        calls, seconds = examine(name), round(time.process_time() - start, 1)
+        print(json.dumps({"name": name, "calls": calls, "seconds": seconds}), flush=True)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", nargs="*", help="model types")
-    parser.add_argument("--work", nargs="*", help=argparse.SUPPRESS)
-    parser.add_argument("--processes", type=int, default=1, help="at a time, of one thread each")
-    parser.add_argument("--lines", type=Path, help="file of raw results, to which new ones are added")
-    options = parser.parse_args()
-    if options.work:
-        work(options.work)
-        return 0
-    names = [
-        f"{name}/{kind}"
-        for name, kinds in model_types().items()
-        for kind in kinds
-        if not options.only or name in options.only
-    ]
-    found = [(result["name"], call, verdict) for result in run(__file__, names, options.lines, options.processes, SECONDS)
-             for call, verdict in result.get("calls", {"its process": {"verdict": "generate fails", "why": str(result)}}).items()]  # fmt: skip
-    counts = collections.Counter(verdict["verdict"] for *_, verdict in found)
-    for verdict in ("refused", "generate fails", "wrong"):
-        reasons = collections.Counter(
-            re.sub(r"\d+", "0", each["why"])[:170] for *_, each in found if each["verdict"] == verdict
-        )
-        print(f"\n{verdict}: {counts[verdict]}")
-        for why, number in reasons.most_common(40):
-            print(f"{number:6} {why}")
-    for name, call, verdict in found:
-        if verdict["verdict"] == "wrong":
-            print(f"wrong: {name} {call}: {verdict['why']}")
-    tried = len(found) - counts["generate fails"]
-    print(
-        f"\n{tried} calls that generate can make: "
-        + ", ".join(f"{counts[each]} {each}" for each in ("equal", "refused", "no verdict", "wrong"))
-    )
-    for kind in ("right", "another text"):
-        assisted = [verdict["verdict"] for *_, verdict in found if verdict.get("assisted") == kind]
-        ran = sum(verdict in ("equal", "no verdict") for verdict in assisted)
-        share = f"{ran / max(len(assisted), 1):.1%}"
-        print(f"Transformers' assisted generation runs {len(assisted)}, {kind}: of these {ran} run here, {share}")
-    return int(counts["wrong"] > 0)
+def page(results: list[dict[str, Any]]) -> tuple[str, int]:
+    """Return the counts and the reasons, and how many outputs are wrong."""
+    lost = {"its process": {"verdict": "generate fails", "why": "ended, or hung"}}
+    found = [(result["name"], call, out) for result in results for call, out in result.get("calls", lost).items()]
+    counts, lines = collections.Counter(out["verdict"] for *_, out in found), list[str]()
+    for kind in ("refused", "generate fails", "wrong"):
+        reasons = (f"{name} {call}: {out['why']}" if kind == "wrong" else re.sub(r"\d+", "0", out["why"])[:170]
+                   for name, call, out in found if out["verdict"] == kind)  # fmt: skip
+        lines += [f"\n{kind}: {counts[kind]}"]
+        lines += [f"{number:6} {why}" for why, number in collections.Counter(reasons).most_common(40)]
+    lines += [f"\n{len(found) - counts['generate fails']} calls that generate can make: {dict(counts)}"]
+    return "\n".join(lines), counts["wrong"]
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(__file__, str(__doc__), model_names, work, page, SECONDS))

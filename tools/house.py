@@ -54,14 +54,6 @@ KERNEL = (
     "tensors.py",
     "validation.py",
 )
-
-# Sizes to reach.
-GOALS = {
-    "lines": 34_000,
-    "characters": 1_620_000,
-    "files": 210,
-    "lines of tests": 36_000,
-}
 # Counts that `make check` holds. The first three and the vague names are a ratchet: lower them to what is reached.
 LIMITS = {
     "lines": 33_850,
@@ -71,6 +63,8 @@ LIMITS = {
     "files of the kernel": 80,
     "benchmark scripts": 14,
     "words of docs": 27_000,
+    "lines of tests": 45_000,
+    "lines of tools": 2_750,
     "identifiers of the dialect": 0,
     "vague names": 0,
     "vague docstrings": 0,
@@ -202,7 +196,7 @@ def examine(root: Path) -> tuple[dict[str, float], dict[str, list[str]]]:
         "files": len(paths),
         "lines of the kernel": sum(kernel),
         "files of the kernel": len(kernel),
-        "lines of tests": sum(count_lines(path) for path in python_files(root / "tests")),
+        **{f"lines of {name}": sum(map(count_lines, python_files(root / name))) for name in ("tests", "tools")},
         "benchmark scripts": len(scripts),
         "words of docs": words,
         "Any in 1,000 lines": round(1000 * any_names / lines, 1),
@@ -221,8 +215,6 @@ def main() -> int:
         print("\n".join(places[options.list]))
         return 0
     passed = [name for name, limit in LIMITS.items() if counts.setdefault(name, 0) > limit]
-    for name, goal in GOALS.items():
-        print(f"{name:34}{counts[name]:>12,}  goal {goal:,}")
     for name, limit in LIMITS.items():
         print(f"{name:34}{counts[name]:>12,}  at most {limit:,}{'  <<<' if name in passed else ''}")
     for name in passed:

@@ -1,14 +1,53 @@
 """Run work on many models in separate processes, because one may hang or crash."""
 
+import argparse
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 
 CHUNK = 6  # models to a process
+
+
+def main(
+    script: str,
+    doc: str,
+    names: Callable[[list[str] | None], list[str]],
+    work: Callable[[list[str]], None],
+    page: Callable[[list[dict[str, Any]]], tuple[str, int]],
+    seconds: int,
+    out: Path | None = None,
+) -> int:
+    """Run a script's command line; return its exit status, 1 if `page` counts a wrong result.
+
+    Args:
+        names: those of all models, or of some types. work: prints a line of JSON for each name, in a separate process. page: text of results, and how
+            many are wrong. seconds: for a model. out: the file of the page of all models; None: it is printed.
+    """
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
+    parser.add_argument("--only", nargs="*", help="model types")
+    parser.add_argument("--work", nargs="*", help=argparse.SUPPRESS)
+    parser.add_argument("--processes", type=int, default=1, help="at a time, of one thread each")
+    parser.add_argument(
+        "--lines", type=Path, help="file of raw results, a line of JSON per model, to which new ones are added"
+    )
+    options = parser.parse_args()
+    if options.work:
+        work(options.work)
+        return 0
+    lines = options.lines.read_text().splitlines() if options.lines and options.lines.exists() else []
+    done = [json.loads(line) for line in lines]
+    left = [name for name in names(options.only) if name not in {result["name"] for result in done}]
+    text, wrong = page(done + run(script, left, options.lines, options.processes, seconds))
+    if options.only or out is None:
+        print(text)
+    else:
+        out.write_text(text)
+    return int(wrong > 0)
 
 
 def run(script: str, names: list[str], lines: Path | None, processes: int, seconds: int) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Record the greedy tokens of every registered policy with one checkout, and compare them with another's.
+"""Record the greedy tokens of many policies with one checkout, and compare them with another's.
 
     git worktree add /tmp/before 7054678
     PYTHONPATH=/tmp/before python tools/same_texts.py record texts.json     # a few minutes
@@ -6,11 +6,10 @@
     python tools/same_texts.py compare texts.json --compile eager --models llama demo --problems 8   # compiled rounds
 
 Each policy runs on 40 demo problems at batch 1 and at batch 8, and on ragged prompts of six tiny random architectures if it needs no head
-of the demo's. Policies are written in their JSON form, so that classes may be renamed between the two checkouts.
+of the demo's. Policies are written in their short and JSON forms, so that classes may be renamed between the two checkouts.
 """
 
 import argparse
-import collections
 import copy
 import itertools
 import json
@@ -25,110 +24,64 @@ import torch
 from transformers import CompileConfig
 
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))  # tiny_models.py
 ARCHITECTURES = ("llama", "qwen3", "gemma2", "gpt2", "gpt_neox", "mistral")
 BATCHES = (1, 8)
-# Rules that are defined for greedy decoding; every stop; every filter; the methods.
-RULES: dict[str, dict[str, Any]] = {
-    "strict": {},
-    "block_verification": {},
-    "lenience": {"lenience": 0.3},
-    "limited": {"rule": {"name": "top_k", "k": 4}, "per_request": 5},
-    "relaxed_top_k": {"k": 10, "delta": 0.9},
-    "top_k": {"k": 2},
-    "top_k_tolerance": {"k": 3, "tolerance": 3.0},
-    "typical": {},
-    "union": {"rules": [{"name": "typical"}, {"name": "relaxed_top_k", "k": 3}]},
-}
-STOPS: dict[str, dict[str, Any]] = {
-    "constant": {"gamma": 4},
-    "heuristic": {},
-    "confidence": {},
-    "svip": {},
-    "batch_schedule": {"table": {"1": 6, "4": 3}},
-    "joint_goodput": {"step": 0.1, "token": 0.005},
-    "at_least": {"stop": {"name": "svip"}, "n": 3},
-    "any_of": {"stops": [{"name": "svip"}, {"name": "constant", "gamma": 7}]},
-    "all_of": {"stops": [{"name": "svip"}, {"name": "confidence", "threshold": 0.8}]},
-    "fallback": {"stop": {"name": "constant", "gamma": 5}, "margin": 1.0},
-}
+# Rules that are defined for greedy decoding, and stops.
+RULES: tuple[Any, ...] = (
+    "strict", "block_verification", {"name": "lenience", "lenience": 0.3}, {"name": "relaxed_top_k", "k": 10, "delta": 0.9}, {"name": "top_k", "k": 2},
+    {"name": "top_k_tolerance", "k": 3, "tolerance": 3.0}, "typical", {"name": "limited", "rule": {"name": "top_k", "k": 4}, "per_request": 5},
+    {"name": "union", "rules": ["typical", {"name": "relaxed_top_k", "k": 3}]},
+)  # fmt: skip
+STOPS: tuple[Any, ...] = (
+    {"name": "constant", "gamma": 4}, "heuristic", "confidence", "svip", {"name": "batch_schedule", "table": {"1": 6, "4": 3}},
+    {"name": "joint_goodput", "step": 0.1, "token": 0.005}, {"name": "at_least", "stop": "svip", "n": 3},
+    {"name": "any_of", "stops": ["svip", {"name": "constant", "gamma": 7}]}, {"name": "all_of", "stops": ["svip", {"name": "confidence", "threshold": 0.8}]},
+    {"name": "fallback", "stop": {"name": "constant", "gamma": 5}, "margin": 1.0},
+)  # fmt: skip
+HOW: dict[str, Any] = {}  # how calls are compiled, in the words of `generate`
 
 
-def policies() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Return the JSON forms of the policies that any pair of models can run, by name."""
-    for name, settings in RULES.items():
-        yield f"rule {name}", {"rule": {"name": name.split()[0], **settings}, "stop": {"name": "constant", "gamma": 6}}
-    for name, settings in STOPS.items():
-        yield f"stop {name}", {"stop": {"name": name, **settings}}
-        yield f"stop {name}, top_k", {"stop": {"name": name, **settings}, "rule": {"name": "top_k", "k": 2}}
+def policies() -> list[Any]:
+    """Return the policies that any pair of models can run."""
+    rules = [{"rule": rule, "stop": {"name": "constant", "gamma": 6}} for rule in RULES]
+    return rules + [{"stop": stop} | more for stop in STOPS for more in ({}, {"rule": {"name": "top_k", "k": 2}})]
 
 
-def demo_policies(hla: Any, companion: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+def demo_policies(folder: Path, companion: Any) -> list[Any]:
     """Return the policies that need the demo's heads, profile or companion."""
-    folder = Path(hla.demo.FOLDER)
-    heads = {name: str(folder / f"{name}_head") for name in ("sprinter", "autojudge", "specdec")}
-    yield "stop head", {"stop": {"name": "head", "head": heads["sprinter"]}}
-    yield "stop specdec", {"stop": {"name": "specdec", "head": heads["specdec"]}}
-    yield (
-        "sprinter",
-        {
-            "rule": {"name": "all_but_last"},
-            "stop": {"name": "head", "head": heads["sprinter"], "patience": 1.0},
-        },
-    )
-    yield (
-        "sprinter, patience 0",
-        {
-            "rule": {"name": "all_but_last"},
-            "stop": {"name": "head", "head": heads["sprinter"], "patience": 0.0},
-        },
-    )
-    judge = {"name": "judge", "head": heads["autojudge"]}
-    yield "autojudge", {"rule": judge, "stop": {"name": "constant", "gamma": 32}}
-    yield "autojudge, svip", {"rule": judge, "stop": {"name": "svip"}}
+    sprinter, judge, specdec = (str(folder / f"{name}_head") for name in ("sprinter", "autojudge", "specdec"))
+    out: list[Any] = [{"stop": {"name": "head", "head": sprinter}}, {"stop": {"name": "specdec", "head": specdec}}]
+    for patience in (1.0, 0.0):
+        out.append({"rule": "all_but_last", "stop": {"name": "head", "head": sprinter, "patience": patience}})
+    for stop in ({"name": "constant", "gamma": 32}, "svip"):
+        out.append({"rule": {"name": "judge", "head": judge}, "stop": stop})
     for exact in ("full", "prefix", "off"):
         sv = {"name": "sv", "profile": str(folder / "sv_profile"), "companion": companion, "exact": exact}
-        yield f"sv {exact}", {"filter": sv | {"fallback": False}, "stop": {"name": "constant", "gamma": 7}}
-    yield "staged", {"filter": {"name": "staged", "companion": companion}}
-    yield "staged, top_k", {"filter": {"name": "staged", "companion": companion}, "rule": {"name": "top_k", "k": 2}}
-
-
-HOW: dict[str, Any] = {}  # how calls are compiled, in the words of `generate`
-COUNTED: collections.Counter[str] = collections.Counter()  # calls, by how their rounds ran
+        out.append({"filter": sv | {"fallback": False}, "stop": {"name": "constant", "gamma": 7}})
+    staged = {"filter": {"name": "staged", "companion": companion}}
+    return [*out, staged, staged | {"rule": {"name": "top_k", "k": 2}}]
 
 
 def written(target: Any, draft: Any, inputs: Any, policy: Any, length: int) -> list[list[int]]:
     """Return each row's new tokens, padding included."""
-    out = target.generate(
-        **inputs,
-        assistant_model=draft,
-        lossy_policy=policy,
-        max_new_tokens=length,
-        do_sample=False,
-        return_dict_in_generate=True,
-        **HOW,
-    )
-    if HOW:
-        stats = out.speculation
-        kind = "whole rounds" if stats.num_compiled_rounds else "models" if stats.num_compiled_forwards else "nothing"
-        COUNTED[f"{kind} compiled"] += 1
-    return out.sequences[:, inputs["input_ids"].shape[1] :].tolist()
+    settings = {"max_new_tokens": length, "do_sample": False, **HOW}
+    out = target.generate(**inputs, assistant_model=draft, lossy_policy=policy, **settings)
+    return out[:, inputs["input_ids"].shape[1] :].tolist()
 
 
 def on_demo(hla: Any, problems: int) -> Iterator[tuple[str, list[list[int]]]]:
     models = hla.demo.load()
     target, tokenizer = hla.enable(models.target), models.tokenizer
     prompts = [problem.prompt for problem in hla.demo.problems(problems, seed=2611)]
-    pad = tokenizer.pad_token_id
-    for name, spec in [*policies(), *demo_policies(hla, models.companion)]:
+    for spec in [*policies(), *demo_policies(Path(hla.demo.FOLDER), models.companion)]:
         policy = hla.LossyPolicy.from_dict(spec)
         for batch in BATCHES:
             texts: list[list[int]] = []
             for first in range(0, problems, batch):
                 inputs = tokenizer(prompts[first : first + batch], return_tensors="pt", padding=True)
                 rows = written(target, models.draft, inputs, policy, 48)
-                texts += [[t for t in row if t != pad] for row in rows]
-            yield f"demo, batch {batch}: {name}", texts
+                texts += [[t for t in row if t != tokenizer.pad_token_id] for row in rows]
+            yield f"demo, batch {batch}: {json.dumps(spec, default=lambda _: 'companion')}", texts
 
 
 def on_tiny(hla: Any, kinds: Sequence[str]) -> Iterator[tuple[str, list[list[int]]]]:
@@ -146,10 +99,9 @@ def on_tiny(hla: Any, kinds: Sequence[str]) -> Iterator[tuple[str, list[list[int
         ids = torch.randint(5, 60, (4, 12))
         mask = torch.ones_like(ids)
         mask[1, :3] = mask[2, :7] = 0
-        for name, spec in policies():
-            policy = hla.LossyPolicy.from_dict(spec)
+        for spec in policies():
             inputs = {"input_ids": ids, "attention_mask": mask}
-            yield f"{kind}: {name}", written(target, draft, inputs, policy, 24)
+            yield f"{kind}: {json.dumps(spec)}", written(target, draft, inputs, hla.LossyPolicy.from_dict(spec), 24)
 
 
 def texts(problems: int, models: Sequence[str]) -> dict[str, list[list[int]]]:
@@ -179,19 +131,13 @@ def main() -> int:
     if args.action == "record":
         args.file.write_text(json.dumps(made))
         return 0
-    recorded = json.loads(args.file.read_text())
     recorded = {
-        name: rows for name, rows in recorded.items() if name.partition(":")[0].partition(",")[0] in args.models
+        name: rows[: args.problems] if name.startswith("demo") else rows
+        for name, rows in json.loads(args.file.read_text()).items()
     }
-    recorded = {name: rows[: args.problems] if name.startswith("demo") else rows for name, rows in recorded.items()}
-    differ = [name for name in sorted(recorded) if recorded[name] != made.get(name)]
-    for name in sorted(made.keys() - recorded.keys()):  # newer than the record
-        print(f"not in {args.file}: {name}")
-    for name in differ:
-        print(f"differs: {name}")
-    print(
-        f"{len(recorded) - len(differ)} of {len(recorded)} equal{'; calls: ' if COUNTED else ''}{dict(COUNTED) or ''}"
-    )
+    shared = [name for name in recorded if name in made]
+    differ = [f"differs: {name}" for name in shared if recorded[name] != made[name]]
+    print(*differ, f"{len(shared) - len(differ)} of {len(shared)} equal; {len(made) - len(shared)} are new", sep="\n")
     return int(bool(differ))
 
 

@@ -6,7 +6,6 @@ Sequences are longer than windows, chunks and RoPE's original length. One draft 
 docs/models.md. It exits with 1 if an output differs or a model ends in a traceback. `--only llama bart` runs only these.
 """
 
-import argparse
 import copy
 import json
 import logging
@@ -21,7 +20,7 @@ from typing import Any
 
 import torch
 import transformers
-from model_processes import run
+from model_processes import main
 from model_table import page
 from tiny_models import model_types, output_layer, tiny_model
 from tiny_sizes import NEVER_EMITTED, PAD, VOCABULARY
@@ -209,32 +208,11 @@ def work(names: list[str], tried: Callable[[str, str, dict[str, Any]], dict[str,
         print(json.dumps(result), flush=True)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", nargs="*", help="model types")
-    parser.add_argument("--work", nargs="*", help=argparse.SUPPRESS)
-    parser.add_argument("--processes", type=int, default=1, help="at a time, of one thread each")
-    parser.add_argument(
-        "--lines", type=Path, help="file of raw results, one line of JSON per model, to which new ones are added"
-    )
-    parser.add_argument("--out", type=Path, default=PACKAGE.parent / "docs" / "models.md")
-    options = parser.parse_args()
-    if options.work:
-        work(options.work, beside)
-        return 0
-    names = [f"{t}/{k}" for t, kinds in model_types().items() for k in kinds if not options.only or t in options.only]
-    found: list[dict[str, Any]] = []
-    if options.lines and options.lines.exists():
-        found = [json.loads(line) for line in options.lines.read_text().splitlines()]
-        names = [name for name in names if name not in {result["name"] for result in found}]
-    results = found + run(__file__, names, options.lines, options.processes, 10 * SECONDS)
-    text, wrong = page(results)
-    if options.only:
-        print(text)
-    else:
-        options.out.write_text(text)
-    return 1 if wrong else 0
+def names(only: list[str] | None) -> list[str]:
+    """Return the names "type/kind" of all models, or of these types."""
+    return [f"{t}/{k}" for t, kinds in model_types().items() for k in kinds if not only or t in only]
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    docs = PACKAGE.parent / "docs" / "models.md"
+    sys.exit(main(__file__, str(__doc__), names, lambda given: work(given, beside), page, 10 * SECONDS, docs))

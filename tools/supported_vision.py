@@ -6,8 +6,6 @@ then one prompt with a picture, and three with one, two and none. The drafts see
 never. The table is written to docs/vision_models.md; it exits with 1 if an output differs. `--only llava gemma3` runs only these.
 """
 
-import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ from typing import Any
 import supported_models as text_models
 import torch
 import transformers
-from model_processes import run
+from model_processes import main
 from model_table import escaped, named
 from supported_models import NoVerdict, drafts, format_error, prompts, reference, refused_by_us
 from tiny_models import tiny_model
@@ -159,32 +157,11 @@ def page(results: list[dict[str, Any]]) -> tuple[str, int]:
     return "\n".join(lines) + "\n", sum("unequal" in (row["text"], row["pictures"]) for row in rows)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", nargs="*", help="model types")
-    parser.add_argument("--work", nargs="*", help=argparse.SUPPRESS)
-    parser.add_argument("--processes", type=int, default=1, help="at a time, of one thread each")
-    parser.add_argument("--lines", type=Path, help="file of raw results, to which new ones are added")
-    parser.add_argument(
-        "--out", type=Path, default=Path(__file__).resolve().parent.parent / "docs" / "vision_models.md"
-    )
-    options = parser.parse_args()
-    if options.work:
-        text_models.work(options.work, lambda name, attention, _: examine(name, attention))
-        return 0
-    names = [name for name in sorted(CLASSES) if not options.only or name in options.only]
-    found: list[dict[str, Any]] = []
-    if options.lines and options.lines.exists():
-        found = [json.loads(line) for line in options.lines.read_text().splitlines()]
-        names = [name for name in names if name not in {result["name"] for result in found}]
-    results = found + run(__file__, names, options.lines, options.processes, 10 * text_models.SECONDS)
-    text, wrong = page(results)
-    if options.only:
-        print(text)
-    else:
-        options.out.write_text(text)
-    return 1 if wrong else 0
+def work(names: list[str]) -> None:
+    text_models.work(names, lambda name, attention, _: examine(name, attention))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    docs = Path(__file__).resolve().parent.parent / "docs" / "vision_models.md"
+    names = lambda only: [name for name in sorted(CLASSES) if not only or name in only]  # noqa: E731
+    sys.exit(main(__file__, str(__doc__), names, work, page, 10 * text_models.SECONDS, docs))

@@ -1,1 +1,0 @@
-"""Random wrong uses, one file per area; `tools/fuzz.py` runs them."""

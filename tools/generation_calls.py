@@ -78,10 +78,6 @@ class Texts:
             return self.model.get_input_embeddings()(self.ids)
 
 
-def greedy(call: Call, texts: Texts) -> Any:
-    return call(**texts.whole)
-
-
 def greedy_without_a_mask(call: Call, texts: Texts) -> Any:
     return call(texts.ids)
 
@@ -101,10 +97,6 @@ def greedy_with_a_random_mask_that_hides_the_last_token(call: Call, texts: Texts
 
 def greedy_padded_on_the_right(call: Call, texts: Texts) -> Any:
     return call(**texts.masked([1, 1, 1, 1, 0, 0, 0], [1] * 7))
-
-
-def greedy_one_row(call: Call, texts: Texts) -> Any:
-    return call(texts.ids[:1])
 
 
 def outputs(call: Call, texts: Texts) -> Any:
@@ -145,10 +137,6 @@ def drafted_by_prompt_lookup(call: Call, texts: Texts) -> Any:
     return call(texts.ids[:1], **({"prompt_lookup_num_tokens": 3} if texts.ours else {}))
 
 
-def from_embeddings(call: Call, texts: Texts) -> Any:
-    return call(inputs_embeds=texts.embeddings)
-
-
 def from_embeddings_beside_ids(call: Call, texts: Texts) -> Any:
     return call(input_ids=texts.ids, inputs_embeds=texts.embeddings)
 
@@ -180,8 +168,7 @@ def from_what_the_encoder_made(call: Call, texts: Texts) -> Any:
 
 
 EVERYWHERE = (
-    greedy, greedy_without_a_mask, greedy_one_row, outputs, without_a_cache, processors, sampled, drafted_by_prompt_lookup, from_embeddings,
-    from_random_embeddings,
+    greedy_without_a_mask, outputs, without_a_cache, processors, sampled, drafted_by_prompt_lookup, from_random_embeddings,
 )  # fmt: skip
 OF_DECODERS = (
     greedy_padded_on_the_left, greedy_with_a_random_mask, greedy_with_a_random_mask_that_hides_the_last_token, greedy_padded_on_the_right, by_length,

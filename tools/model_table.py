@@ -50,12 +50,8 @@ def judged(result: dict[str, Any]) -> dict[str, str]:
     names = {"causal": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, "encoder-decoder": modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES}  # fmt: skip
     found = {a: verdict(result[a]) for a in ("sdpa", "eager") if a in result}
     tried = {a: pair for a, pair in found.items() if pair[0] != "not built"}
-    row = {
-        "type": model_type,
-        "class": names[kind].get(model_type.split("+")[0], ""),
-        "kind": kind,
-        "attention": ", ".join(tried),
-    }
+    name, attention = names[kind].get(model_type.split("+")[0], ""), ", ".join(tried)
+    row = {"type": model_type, "class": name, "kind": kind, "attention": attention}
     if not tried:  # eager attention is what every model has
         return row | {"verdict": "not built", "why": found["eager" if "eager" in found else "sdpa"][1]}
     worst = min(tried.values(), key=lambda pair: WORST_FIRST.index(pair[0]))

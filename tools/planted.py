@@ -104,6 +104,8 @@ FAULTS = (
     Fault("scheduler weights", "generation/scheduler.py", "self.disturbed = self.looks = True", "self.disturbed = True", "generation/test_weights_in_between.py"),
     Fault("loop surplus", "transformers_loop/rounds.py", "min(taken, planned)", "taken", "transformers_loop/test_policies.py"),
     Fault("server tenants", "server/worker.py", "pool = self._pools.setdefault(request.tenant, SuffixMemory(POOL_TOKENS))", 'pool = self._pools.setdefault("", SuffixMemory(POOL_TOKENS))', "server"),
+    Fault("server tenants' prompts", "server/routes.py", 'tenant = hashlib.sha256(http.headers.get("authorization", "").encode()).hexdigest()', 'tenant = ""', "server/test_served_drafters.py"),
+    Fault("server stop texts", "server/detokenize.py", "end -= self.stops.count_begun(text)", "pass", "server/test_logprobs.py"),
     Fault("server group", "server/worker.py", "tuple(sorted(request.sampling.items()))", "len(request.sampling)", "server/test_server.py"),
     Fault("server queue", "server/worker.py", "if len(self._jobs) + texts > self.most:", "if len(self._jobs) > self.most:", "server"),
     # Files and certificates

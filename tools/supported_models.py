@@ -114,18 +114,13 @@ def try_shape(model: Any, pair: dict[str, Any], inputs: dict[str, torch.Tensor])
             continue
         single = torch.cat([reference(model, one) for one in split_rows(inputs)])
         if torch.equal(new, single):
-            why = (
-                f"generate fails on this batch ({failed})"
-                if wanted is None
-                else "generate's own text of this batch differs"
-            )
+            why = "generate's own text of this batch differs"
+            why = why if wanted is not None else f"generate fails on this batch ({failed})"
             return {"verdict": "equal", "why": f"to each prompt alone; {why}", "accepted": accepted}
         right = int((new == (single if wanted is None else wanted)).all(dim=1).sum())
         same = wanted is None or torch.equal(single, wanted)
-        why = f"{right} of {len(new)} rows, {name} right draft" + (
-            "" if same else "; generate's own batch differs from each prompt alone"
-        )
-        return {"verdict": "unequal", "why": why}
+        more = "" if same else "; generate's own batch differs from each prompt alone"
+        return {"verdict": "unequal", "why": f"{right} of {len(new)} rows, {name} right draft{more}"}
     return {"verdict": "equal", "accepted": accepted}
 
 
@@ -140,11 +135,8 @@ def split_rows(inputs: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]
 def refused_by_us(error: Exception) -> bool:
     """Return whether this package raised the error, in one line."""
     last = traceback.extract_tb(error.__traceback__)[-1].filename
-    return (
-        isinstance(error, ValueError | TypeError)
-        and PACKAGE in Path(last).resolve().parents
-        and "\n" not in str(error)
-    )
+    ours = isinstance(error, ValueError | TypeError) and PACKAGE in Path(last).resolve().parents
+    return ours and "\n" not in str(error)
 
 
 def format_error(error: BaseException) -> str:

@@ -53,9 +53,8 @@ def attempt(model: Any, pair: dict[str, Any], inputs: dict[str, torch.Tensor]) -
         return {"verdict": "generate fails", "why": format_error(error)}
     for name, draft in pair.items():
         try:
-            out = hla.enable(model).generate(
-                **inputs, **text_models.SETTINGS, assistant_model=draft, lossy_policy="strict"
-            )
+            drafting = {"assistant_model": draft, "lossy_policy": "strict"}
+            out = hla.enable(model).generate(**inputs, **text_models.SETTINGS, **drafting)
         except Exception as error:
             kind = "refused" if refused_by_us(error) else "unequal"
             return {"verdict": kind, "why": str(error) if kind == "refused" else format_error(error)}
@@ -85,9 +84,8 @@ def examine(name: str, attention: str) -> dict[str, Any]:
             pair = drafts(model)
             found = {shape: attempt(model, pair, batch) for shape, batch in inputs.items()}
             for shape in [shape for shape in TEXTS if found[shape]["verdict"] == "unequal"]:
-                found[shape] = text_models.try_shape(
-                    model, pair, inputs[shape]
-                )  # `generate` may write each prompt alone otherwise
+                # `generate` may write each prompt alone otherwise.
+                found[shape] = text_models.try_shape(model, pair, inputs[shape])
             if found.get("picture", {}).get("verdict") == "equal":
                 reads_pictures(model, inputs["picture"])
             return found
@@ -101,23 +99,13 @@ def examine(name: str, attention: str) -> dict[str, Any]:
 def make_row(result: dict[str, Any]) -> dict[str, str]:
     """Return a row of the page. If the two kinds of attention differ, it describes the worse one."""
     tried = {kind: result[kind] for kind in text_models.ATTENTIONS if "not built" not in result[kind]}
-    row = {
-        "type": result["name"],
-        "kind": "causal",
-        "class": CLASSES[result["name"]],
-        "attention": ", ".join(tried),
-        "why": "",
-    }
+    name, attention = result["name"], ", ".join(tried)
+    row = {"type": name, "kind": "causal", "class": CLASSES[name], "attention": attention, "why": ""}
     if not tried:
         return row | {"text": "not built", "pictures": "not built", "why": result["eager"]["not built"]}
     for column, shapes in {"text": TEXTS, "pictures": PICTURES}.items():
-        found = [
-            (shape, shapes_tried[shape])
-            for shapes_tried in tried.values()
-            for shape in shapes
-            if shape in shapes_tried
-        ]
-        bad = [(shape, result) for shape, result in found if result["verdict"] != "equal"]
+        found = [(shape, outs[shape]) for outs in tried.values() for shape in shapes if shape in outs]
+        bad = [(shape, out) for shape, out in found if out["verdict"] != "equal"]
         row[column] = "equal" if found and not bad else "not shown" if not found else bad[0][1]["verdict"]
         if bad and bad[0][0] in ("ragged", "pictures") and not any(shape in ("one", "picture") for shape, _ in bad):
             row[column] = "one prompt at a time"

@@ -63,7 +63,8 @@ def shrunk(cls: Any) -> dict[str, Any]:
             if hasattr(kind, "__dataclass_fields__"):
                 out[name] = shrunk(kind)
         elif name in lists:
-            out[name] = small_list(name, [value[i] for i in chosen])
+            items = [value[i] for i in chosen]  # kinds of layers stay
+            out[name] = [small(name, item) for item in items] if isinstance(items[0], int) else items
         elif name.endswith(("_token_id", "_token_index", "token_id")) and name not in SPECIAL:
             out[name] = value if not isinstance(value, int) else NEVER_EMITTED + 1
         elif value is not None:
@@ -79,11 +80,6 @@ def shrunk(cls: Any) -> dict[str, Any]:
     if "rope_parameters" in out:
         out["rope_parameters"] = small_rope(out["rope_parameters"])
     return out
-
-
-def small_list(name: str, items: list[Any]) -> list[Any]:
-    """Return tiny values for per-layer numbers; kinds of layers stay."""
-    return [small(name, item) for item in items] if items and isinstance(items[0], int) else items
 
 
 def one_of_each(lists: dict[str, Any], depth: int) -> list[int]:
@@ -179,10 +175,8 @@ def lively(model: Any, seed: int = 0) -> Any:
 
 def output_layer(model: Any) -> Any:
     """Return the linear layer that makes the logits, or None. FSMT's `get_output_embeddings` gives its embedding table instead."""
-    layers = [
-        model.get_output_embeddings(),
-        *(m for name, m in model.named_modules() if name.endswith("output_projection")),
-    ]
+    projections = (module for name, module in model.named_modules() if name.endswith("output_projection"))
+    layers = [model.get_output_embeddings(), *projections]
     return next((layer for layer in layers if isinstance(layer, torch.nn.Linear)), None)
 
 

@@ -36,13 +36,7 @@ class Seen:
 
 def flat(*shape: int, **others: Any) -> Callable[[Sequence[int], torch.Generator], Tensors]:
     """Return `pixel_values` (pictures, *shape), the rows concatenated; `others`: further inputs per picture, by name."""
-
-    def tensors(counts: Sequence[int], generator: torch.Generator) -> Tensors:
-        n = sum(counts)
-        more = {name: torch.tensor([value] * n) for name, value in others.items()}
-        return {"pixel_values": torch.randn(n, *shape, generator=generator), **more}
-
-    return tensors
+    return patches(1, *shape, **others)
 
 
 def patches(each: int, *shape: int, **others: Any) -> Callable[[Sequence[int], torch.Generator], Tensors]:

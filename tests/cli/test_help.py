@@ -13,18 +13,8 @@ from hf_lossy_assist.cli import app
 
 
 TOP = typer.main.get_command(app)
-
-
-def commands():
-    """(words, command) of each, and of the groups."""
-    yield (), TOP
-    for name, entry in TOP.commands.items():
-        yield (name,), entry
-        for inner, command in getattr(entry, "commands", {}).items():
-            yield (name, inner), command
-
-
-COMMANDS = dict(commands())
+COMMANDS = {(): TOP} | {(name,): entry for name, entry in TOP.commands.items()}
+COMMANDS |= {("fit", name): entry for name, entry in TOP.commands["fit"].commands.items()}
 RUNNING = {words: command for words, command in COMMANDS.items() if not hasattr(command, "commands")}
 
 

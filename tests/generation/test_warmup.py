@@ -49,14 +49,12 @@ def test_drafters_on_hidden_states():
 def test_later_calls_compile_nothing():
     """Nor those of a batch whose rows end one after the other; calls that request nothing run eagerly."""
     torch._dynamo.reset()  # another test's graphs would serve
-    done = warm(sizes=(1, 4))
+    ends = {"eos_token_id": list(range(4, 40)), "pad_token_id": 0}
+    done = warm(sizes=(1, 4), **ends)
     assert [len(report.rows) for report in done] == [1, 2, 4]
     assert all(report.num_graphs > 0 and report.eager_because is None for report in done)
     for lengths in ((9, 5, 4, 7), (7,), (3, 30)):
-        compiles_nothing(lengths)
-    ends = {"eos_token_id": list(range(4, 40)), "pad_token_id": 0}
-    warm(sizes=(4,), **ends)
-    compiles_nothing((9, 5, 4, 7), **ends)
+        compiles_nothing(lengths, **ends)
     assert written(compile_config=None).speculation.num_compiled_rounds == 0
 
 

@@ -221,7 +221,7 @@ def test_one_split_where_it_holds_out_enough_of_both():
 def test_as_many_folds_as_problems_with_each_label():
     for important, folds in ((0, 0), (1, 0), (2, 2), (3, 3), (9, FOLDS)):
         problem, labels = tokens(40, 3, important)
-        assert choose_folds(problem, labels, 0) == folds
+        assert choose_folds(problem, labels, 0) == choose_folds(problem, ~labels, 0) == folds
         for seed in range(5 if folds else 0):
             for training, held in split(problem, folds, seed, labels):
                 assert labels[held].any() and labels[training].any() and not labels[held].all()

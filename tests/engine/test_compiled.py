@@ -15,12 +15,10 @@ import numpy as np
 import pytest
 import torch
 from support import tiny
-from support.distributions import PROMPT, REJECT, goodness, sample, target_law
-from support.distributions import pair as one_token_pair
 from support.paper_rules import Ensemble, SyntheticForBenchmarks
 from support.tiny import cache_of
 from torch.ao.quantization import quantize_dynamic
-from transformers import CompileConfig, TemperatureLogitsWarper
+from transformers import CompileConfig
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.engine import compiled_loop
@@ -31,7 +29,6 @@ from hf_lossy_assist.stops import joint_goodput
 
 
 GRAPHS = CompileConfig(backend="eager")
-QUICK = {"gemma2"}  # softcapping with windows; `make nightly` has all architectures
 AS_AUTOGRAD_SEES_THEM = {"llama", "gpt2"}  # rotary, learned positions: this backend takes three times as long
 RAGGED = (9, 4, 6, 7)
 
@@ -51,13 +48,8 @@ def written(name="llama", policy="strict", lengths=RAGGED, **settings):
     settings = {"max_new_tokens": tiny.NEW, "do_sample": False, "num_assistant_tokens": 4} | settings
     if "drafter" not in settings:
         settings.setdefault("assistant_model", draft)
-    out = model.generate(
-        **tiny.prompts(lengths),
-        lossy_policy=policy,
-        return_dict_in_generate=True,
-        **{"compile_config": GRAPHS} | settings,
-    )
-    return out
+    settings = {"compile_config": GRAPHS, "return_dict_in_generate": True} | settings
+    return model.generate(**tiny.prompts(lengths), lossy_policy=policy, **settings)
 
 
 def stage_by_stage(*args, **settings):
@@ -89,10 +81,7 @@ def graphs_are_freed():
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(
-    "name",
-    [name if name in QUICK else pytest.param(name, marks=pytest.mark.nightly) for name in sorted(tiny.BATCHED)],
-)
+@pytest.mark.parametrize("name", sorted(tiny.BATCHED))
 def test_every_tested_architecture_writes_what_generate_writes(name):
     """Every row to its full length: a graph for each number of rows would be compiled otherwise."""
     full = {"eos_token_id": tiny.NEVER_EMITTED}
@@ -110,16 +99,9 @@ RULES = [
 
 
 @pytest.mark.full
-@pytest.mark.nightly(every=108)
-@pytest.mark.parametrize(
-    ("rule", "sampling"),
-    [
-        pytest.param(rule, mode == "sampling", id=f"{type(rule).__name__}-{mode}")
-        for rule in RULES
-        for mode in rule.modes
-    ],
-)
-def test_every_rule_of_tensors_decides_the_same(rule, sampling):
+@pytest.mark.nightly(every=len(RULES))
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
+def test_every_rule_of_tensors_decides_the_same(rule):
     """Each row has random numbers of its own, which do not depend on how many the other rows draw.
 
     A stop that never stops: the drafts of all rules are one graph then, and only what verifies and accepts is traced for each.
@@ -127,18 +109,14 @@ def test_every_rule_of_tensors_decides_the_same(rule, sampling):
     policy = hla.LossyPolicy(rule=rule, stop=hla.Confidence(0.0, max_draft=4))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        decides_the_same("one layer", policy, (9, 5), do_sample=sampling, top_k=0, max_new_tokens=16)
+        for mode in rule.modes:
+            sampling = mode == "sampling"
+            decides_the_same("one layer", policy, (9, 5), do_sample=sampling, top_k=0, max_new_tokens=16)
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("sampling", [False, pytest.param(True, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize(
-    "stop",
-    [
-        hla.SVIP(h=0.7, max_draft=7),
-        hla.Confidence(0.3, max_draft=6),
-    ],
-    ids=["svip", "confidence"],
+    ("stop", "sampling"), [(hla.SVIP(h=0.7, max_draft=7), True), (hla.Confidence(0.3, max_draft=6), False)]
 )
 def test_stops_that_look_at_each_token_decide_the_same(stop, sampling):
     settings = {"do_sample": sampling, "max_new_tokens": 24, "eos_token_id": tiny.NEVER_EMITTED}
@@ -168,18 +146,12 @@ def test_a_joint_stop_measures_compiled_rounds():
     """Not those that were compiled; with one row it is SVIP."""
     model, draft = pair("one layer")
     joint_goodput.KNOWN.pop(model, None)
-    settings = {
-        "num_assistant_tokens": None,
-        "max_new_tokens": 30,
-        "eos_token_id": tiny.NEVER_EMITTED,
-        "lengths": (9, 5),
-    }
+    known = {"max_new_tokens": 30, "eos_token_id": tiny.NEVER_EMITTED}
+    settings = known | {"num_assistant_tokens": None, "lengths": (9, 5)}
     policy = hla.LossyPolicy(stop=hla.JointGoodput(max_draft=7))
     out, again = (written("one layer", policy, **settings) for _ in range(2))
     assert torch.equal(out.sequences, again.sequences)
-    assert torch.equal(
-        out.sequences, tiny.greedy(model, tiny.prompts((9, 5)), max_new_tokens=30, eos_token_id=tiny.NEVER_EMITTED)
-    )
+    assert torch.equal(out.sequences, tiny.greedy(model, tiny.prompts((9, 5)), **known))
     assert again.speculation.num_compiled_rounds > 2 and again.speculation.eager_because is None
     (known,) = joint_goodput.KNOWN[model][draft].values()
     seconds = [second for each in known.costs.steps.points.values() for second in each]
@@ -199,15 +171,11 @@ def test_warpers_of_transformers_are_in_the_graph():
 def test_rounds_upload_nothing_while_no_row_ends(monkeypatch, policy):
     """On a GPU each tensor that the host makes is a copy, and each look at the device waits for it."""
     made, looked = [], []
-    monkeypatch.setattr(
-        torch, "tensor", lambda *args, original=torch.tensor, **kwargs: made.append(args) or original(*args, **kwargs)
-    )
+    tensor, seen = torch.tensor, []
+    monkeypatch.setattr(torch, "tensor", lambda *args, **kwargs: made.append(args) or tensor(*args, **kwargs))
     for name in ("tolist", "__bool__", "item", "__int__"):
-        original = getattr(torch.Tensor, name)
-        monkeypatch.setattr(
-            torch.Tensor, name, lambda self, original=original: looked.append(original) or original(self)
-        )
-    seen = []
+        look = getattr(torch.Tensor, name)
+        monkeypatch.setattr(torch.Tensor, name, lambda self, look=look: looked.append(look) or look(self))
     run_round = compiled_loop.CompiledRounds.run
 
     def counted(self, limits, stats):
@@ -257,16 +225,13 @@ def test_a_text_that_outgrows_its_storage(monkeypatch):
     """Once: each size is a graph of its own."""
     grown, reserve = set(), static_cache.StaticRowCache.reserve
     monkeypatch.setattr(static_cache, "LEAST_CAPACITY", 16)
-    monkeypatch.setattr(
-        static_cache.StaticRowCache,
-        "reserve",
-        lambda cache, tokens: (reserve(cache, tokens), grown.add(cache.capacity)),
-    )
+    more = lambda cache, tokens: (reserve(cache, tokens), grown.add(cache.capacity))  # noqa: E731
+    monkeypatch.setattr(static_cache.StaticRowCache, "reserve", more)
     settings = {"lengths": (9, 4), "max_new_tokens": 18, "num_assistant_tokens": 2, "eos_token_id": tiny.NEVER_EMITTED}
     out = written(**settings)
     assert grown == {16, 32}
-    alone = stage_by_stage(**settings)
-    assert torch.equal(out.sequences, alone.sequences) and out.speculation.num_compiled_rounds > 5
+    assert torch.equal(out.sequences, stage_by_stage(**settings).sequences)
+    assert out.speculation.num_compiled_rounds > 5
 
 
 @pytest.mark.nightly
@@ -278,28 +243,22 @@ def test_rows_that_end_leave_the_batch_in_powers_of_two():
 
 
 @pytest.mark.full
-@pytest.mark.nightly(every=6)
-@pytest.mark.parametrize(
-    ("settings", "reason"),
-    [
-        (
-            {"policy": hla.LossyPolicy(stop=hla.AnyOf([hla.SVIP(), hla.Heuristic()])), "num_assistant_tokens": None},
-            "the stop remembers",
-        ),
+def test_what_a_round_of_tensors_cannot_do_runs_stage_by_stage():
+    remembers = hla.LossyPolicy(stop=hla.AnyOf([hla.SVIP(), hla.Heuristic()]))
+    cases = (
+        ({"policy": remembers, "num_assistant_tokens": None}, "the stop remembers"),
         ({"repetition_penalty": 1.2}, "reads the text"),
         ({"output_scores": True}, "scores or logits are kept"),
         ({"output_logits": True}, "scores or logits are kept"),
         ({"policy": hla.LossyPolicy(rule=hla.Limited(hla.TopK(3), per_request=2))}, "keeps a state"),
         ({"drafter": hla.SuffixDrafter()}, "what drafts is no model"),
-    ],
-)
-def test_what_a_round_of_tensors_cannot_do_runs_stage_by_stage(settings, reason):
-    settings = {name: value for name, value in settings.items() if value is not None or name == "num_assistant_tokens"}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        out, alone = written(**settings), stage_by_stage(**settings)
-    assert torch.equal(out.sequences, alone.sequences)
-    assert reason in out.speculation.eager_because and out.speculation.num_compiled_rounds == 0
+    )
+    for settings, reason in cases:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            out, alone = (call("one layer", lengths=(9,), **settings) for call in (written, stage_by_stage))
+        assert torch.equal(out.sequences, alone.sequences)
+        assert reason in out.speculation.eager_because and out.speculation.num_compiled_rounds == 0
 
 
 @pytest.mark.nightly
@@ -324,32 +283,14 @@ def test_a_hook_is_run():
     assert len(seen) == out.speculation.forwards["target"] + out.speculation.forwards["prefill"] / 2
 
 
-@pytest.mark.nightly
-def test_the_distribution_is_the_targets():
-    """They draw other numbers than rounds that run stage by stage; so every text of three tokens is counted."""
-    settings = {"compile_config": GRAPHS, "num_assistant_tokens": 2, "top_k": 0}
-    counts = sample("strict", settings, calls=2)
-    assert goodness(counts, target_law(())) > REJECT
-    assert goodness(counts, target_law((TemperatureLogitsWarper(1.1),))) < REJECT, "it would have been seen"
-    target, draft = one_token_pair()
-    out = target.generate(
-        PROMPT.repeat(4000, 1), do_sample=True, max_new_tokens=3, assistant_model=draft, lossy_policy="strict",
-        return_dict_in_generate=True, **settings,
-    )  # fmt: skip
-    assert out.speculation.num_compiled_rounds > 0 and out.speculation.num_graphs == 0, (
-        "those that were counted ran so, too"
-    )
-
-
 def broken(graph, inputs):
     raise RuntimeError("no way\nno how")
 
 
 @pytest.mark.nightly
 def test_a_compiler_that_fails_costs_a_line_and_no_text():
-    with pytest.warns(
-        UserWarning, match=r"torch.compile could not compile it .*: what was to be compiled runs eagerly"
-    ):
+    says = r"torch.compile could not compile it .*: what was to be compiled runs eagerly"
+    with pytest.warns(UserWarning, match=says):
         out = written(compile_config=CompileConfig(backend=broken))
     assert torch.equal(out.sequences, stage_by_stage().sequences)
     assert out.speculation.num_compiled_rounds == 0
@@ -374,43 +315,20 @@ def test_dynamic_int8_is_not_tried(recwarn):
     model, draft = pair("llama")
     draft = quantize_dynamic(tiny.noisy(tiny.build("llama").float(), 0.05), {torch.nn.Linear}, dtype=torch.qint8)
     found = [written(assistant_model=draft, lengths=(9,)) for _ in range(2)]
-    assert torch.equal(found[0].sequences, tiny.greedy(model, tiny.prompts((9,)))) and torch.equal(
-        *(out.sequences for out in found)
-    )
+    expected = tiny.greedy(model, tiny.prompts((9,)))
+    assert all(torch.equal(out.sequences, expected) for out in found)
     assert "packed by PyTorch's own quantisation" in found[1].speculation.eager_because
     assert found[1].speculation.num_compiled_forwards > 0, "the target's blocks still are"
     assert not [str(warning.message) for warning in recwarn if "could not compile" in str(warning.message)]
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("backend", "lengths"),
-    [
-        ("eager", RAGGED),
-        pytest.param(
-            "inductor",
-            (9,),
-            marks=[
-                pytest.mark.nightly,
-                pytest.mark.timeout(900),
-                pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler"),
-            ],
-        ),
-    ],
-)
-def test_this_packages_int8_is_compiled(backend, lengths):
+def test_this_packages_int8_is_compiled():
     model = tiny.build("llama", num_hidden_layers=1)
     target, draft = int8(model), int8(tiny.noisy(model, 0.05))
-    alone = tiny.greedy(target, tiny.prompts(lengths), eos_token_id=tiny.NEVER_EMITTED)
-    settings = {"max_new_tokens": tiny.NEW, "do_sample": False, "num_assistant_tokens": 2, "assistant_model": draft}
-    out = hla.enable(target).generate(
-        **tiny.prompts(lengths),
-        **settings,
-        eos_token_id=tiny.NEVER_EMITTED,
-        lossy_policy="strict",
-        compile_config=CompileConfig(backend=backend),
-        return_dict_in_generate=True,
-    )
+    alone = tiny.greedy(target, tiny.prompts(RAGGED), eos_token_id=tiny.NEVER_EMITTED)
+    settings = {"num_assistant_tokens": 2, "eos_token_id": tiny.NEVER_EMITTED, "compile_config": GRAPHS}
+    out = tiny.assisted(hla.enable(target), tiny.prompts(RAGGED), draft, **settings)
     assert torch.equal(out.sequences, alone)
     assert out.speculation.num_compiled_rounds > 2 and out.speculation.eager_because is None
 
@@ -465,9 +383,8 @@ def test_a_cache_goes_on_with_transformers():
 def test_inductor_writes_the_same_and_its_kernels_are_reused(tmp_path):
     model, draft = pair("llama")
     settings = {"num_assistant_tokens": 2, "max_new_tokens": 12, "lengths": (9,)}
-    found = hla.warmup(
-        model, draft, batch_sizes=[1], lengths=[64], num_assistant_tokens=2, artifacts=tmp_path / "rounds"
-    )
+    warm = {"batch_sizes": [1], "lengths": [64], "num_assistant_tokens": 2, "artifacts": tmp_path / "rounds"}
+    found = hla.warmup(model, draft, **warm)
     assert found[0].num_graphs == 1 and found[0].eager_because is None
     out = written(compile_config=CompileConfig(), **settings)
     assert torch.equal(out.sequences, stage_by_stage(**settings).sequences)

@@ -70,12 +70,8 @@ def write(target: Any, inputs: dict[str, torch.Tensor], sampling: bool = False, 
     if sampling:
         rows = len(next(iter(inputs.values())))
         settings["generator"] = [torch.Generator().manual_seed(n) for n in range(rows)]
-    settings = {
-        "max_new_tokens": NEW,
-        "do_sample": sampling,
-        "eos_token_id": tiny.NEVER_EMITTED,
-        "lossy_policy": "strict",
-    } | settings
+    known = {"max_new_tokens": NEW, "eos_token_id": tiny.NEVER_EMITTED, "lossy_policy": "strict"}
+    settings = known | {"do_sample": sampling} | settings
     if target.device.type == "cpu":
         return target.generate(**inputs, **settings)
     with pretended() as traffic:
@@ -84,11 +80,16 @@ def write(target: Any, inputs: dict[str, torch.Tensor], sampling: bool = False, 
         return out.cpu()
 
 
-@pytest.mark.full
-@pytest.mark.nightly(every=72)
-@pytest.mark.parametrize("sampling", [False, True], ids=["greedy", "sampling"])
-@pytest.mark.parametrize("lengths", SHAPES.values(), ids=SHAPES)
-@pytest.mark.parametrize("name", POLICIES)
+def spread(names):
+    """Cases: one row or ragged rows, greedy or sampling, in turn; most are nightly."""
+    cases = []
+    for n, name in enumerate(names):
+        marks = [pytest.mark.nightly] * (n % 9 > 0) + [pytest.mark.full]
+        cases.append(pytest.param(name, list(SHAPES.values())[n % 2], n % 4 > 1, marks=marks, id=name))
+    return cases
+
+
+@pytest.mark.parametrize(("name", "lengths", "sampling"), spread(POLICIES))
 def test_policies(name, lengths, sampling):
     policy, inputs = POLICIES[name](), tiny.prompts(lengths)
     modes = getattr(getattr(policy, "rule", None), "modes", ("greedy", "sampling"))
@@ -96,9 +97,8 @@ def test_policies(name, lengths, sampling):
     found = write(there("target"), inputs, sampling, lossy_policy=policy, assistant_model=there("draft"))
     if name == "staged":
         policy = hla.LossyPolicy(hla.Strict(), hla.Constant(3), hla.Staged(here("companion")))
-    assert torch.equal(
-        found, write(here("target"), inputs, sampling, lossy_policy=policy, assistant_model=here("draft"))
-    )
+    expected = write(here("target"), inputs, sampling, lossy_policy=policy, assistant_model=here("draft"))
+    assert torch.equal(found, expected)
 
 
 def token_head() -> hla.Head:
@@ -130,11 +130,7 @@ def drafting(name: str, model: Any) -> dict[str, Any]:
 DRAFTERS = ("suffix", "lookup", "composite", "other device", "early exit", "eagle", "dflash", "sprinter", "specdec")
 
 
-@pytest.mark.full
-@pytest.mark.nightly(every=18)
-@pytest.mark.parametrize("sampling", [False, True], ids=["greedy", "sampling"])
-@pytest.mark.parametrize("lengths", SHAPES.values(), ids=SHAPES)
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize(("name", "lengths", "sampling"), spread(DRAFTERS))
 def test_drafters(name, lengths, sampling):
     inputs = tiny.prompts(lengths)
     inputs["input_ids"][:, -3:] = inputs["input_ids"][:, :1]  # for a lookup to find
@@ -150,34 +146,24 @@ PROCESSORS = {
         "min_new_tokens": 4,
         "bad_words_ids": [[7], [9, 11]],
     },
-    "both": {"temperature": 0.8, "top_k": 20, "top_p": 0.9, "repetition_penalty": 1.2},
-    "bias": {
-        "sequence_bias": [[[5], 2.0], [[6, 8], -3.0]],
-        "suppress_tokens": [12],
-        "begin_suppress_tokens": [13],
-        "forced_eos_token_id": 14,
-    },
+    "bias": {"sequence_bias": [[[5], 2.0], [[6, 8], -3.0]], "suppress_tokens": [12], "begin_suppress_tokens": [13]},
+    "both": {"temperature": 0.8, "top_k": 20, "repetition_penalty": 1.2, "forced_eos_token_id": 14},
     "a caller's": {"logits_processor": [lambda ids, scores: scores - ids[:, -1:] % 2]},
 }
 
 
-@pytest.mark.full
-@pytest.mark.nightly(every=9)
-@pytest.mark.parametrize("lengths", SHAPES.values(), ids=SHAPES)
-@pytest.mark.parametrize("name", PROCESSORS)
-def test_processors(name, lengths):
-    settings = {"sampling": True, "lossy_policy": "svip"} | PROCESSORS[name]
+@pytest.mark.parametrize(("name", "lengths", "sampling"), spread(PROCESSORS))
+def test_processors(name, lengths, sampling):
+    settings = {"sampling": sampling, "lossy_policy": "svip"} | PROCESSORS[name]
     inputs = tiny.prompts(lengths)
     found = write(there("target"), inputs, assistant_model=there("draft"), **settings)
     assert torch.equal(found, write(here("target"), inputs, assistant_model=here("draft"), **settings))
 
 
 @pytest.mark.full
-@pytest.mark.nightly(every=2)
-@pytest.mark.parametrize("policy", ["strict", "svip"])
-def test_many_texts(policy):
+def test_many_texts():
     texts = [small.one(width, seed=n)["input_ids"][0].tolist() for n, width in enumerate((9, 3, 14, 6, 1))]
-    settings = {"max_new_tokens": NEW, "do_sample": False, "lossy_policy": policy, "max_rows": 3}
+    settings = {"max_new_tokens": NEW, "do_sample": False, "lossy_policy": "svip", "max_rows": 3}
 
     def written(target: Any, draft: Any) -> list[list[int]]:
         found = hla.generate_many(target, texts, assistant_model=draft, **settings)
@@ -189,9 +175,10 @@ def test_many_texts(policy):
 
 
 @pytest.mark.full
-@pytest.mark.nightly(every=4)
-@pytest.mark.parametrize("lengths", SHAPES.values(), ids=SHAPES)
-@pytest.mark.parametrize("kind", ["qwen3_5_text", "falcon_h1", "kimi_linear"])
+@pytest.mark.parametrize(
+    ("kind", "lengths"),
+    [("qwen3_5_text", (9,)), *(pytest.param(x, (9, 2, 6), marks=pytest.mark.nightly) for x in ("kimi_linear", "falcon_h1"))],
+)  # fmt: skip
 def test_hybrids(kind, lengths):
     """Kimi Linear beside a caller's criterion: its mixture of experts counts tokens by an operation that CPUs have for floats alone."""
     target, inputs = hla.enable(eager(hybrids.model(kind))), tiny.prompts(lengths)
@@ -206,11 +193,8 @@ def ends_never(ids, scores, **_):
 
 
 @pytest.mark.full
-@pytest.mark.nightly(every=6)
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("name", ["whisper"])
-def test_encoder_decoders(name, rows):
-    target, inputs = hla.enable(eager(encoded.build(name))), encoded.inputs(name, rows)
+def test_encoder_decoders():
+    target, inputs = hla.enable(eager(encoded.build("whisper"))), encoded.inputs("whisper", 3)
     draft = encoded.draft_of(target, "often")
     found = write(hla.enable(moved(target)), inputs, assistant_model=moved(draft))
     assert torch.equal(found, write(target, inputs, assistant_model=draft))

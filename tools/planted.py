@@ -101,8 +101,6 @@ FAULTS = (
     # Scheduler and server
     Fault("scheduler end tokens", "generation/scheduler.py", "other.row and other.row.end_tokens != request.row.end_tokens for other in others", "False for other in others", "generation/test_many_memory.py"),
     Fault("scheduler room", "generation/scheduler.py", "return math.inf if self.tokens is None else self.tokens - reserved - sum(request.longest for request in texts)", "return math.inf", "generation"),
-    Fault("scheduler weights", "generation/scheduler.py", "self.disturbed = self.looks = True", "self.disturbed = True", "generation/test_weights_in_between.py"),
-    Fault("loop surplus", "transformers_loop/rounds.py", "min(taken, planned)", "taken", "transformers_loop/test_policies.py"),
     Fault("server tenants", "server/worker.py", "pool = self._pools.setdefault(request.tenant, SuffixMemory(POOL_TOKENS))", 'pool = self._pools.setdefault("", SuffixMemory(POOL_TOKENS))', "server"),
     Fault("server tenants' prompts", "server/routes.py", 'tenant = hashlib.sha256(http.headers.get("authorization", "").encode()).hexdigest()', 'tenant = ""', "server/test_served_drafters.py"),
     Fault("server stop texts", "server/detokenize.py", "end -= self.stops.count_begun(text)", "pass", "server/test_logprobs.py"),

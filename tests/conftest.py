@@ -49,11 +49,8 @@ def hub(monkeypatch, tmp_path_factory):
     with HubServer() as server:
         # All but the token for the commands that a test starts; this process read them when it imported the client.
         environment = {
-            "HF_TOKEN": server.token,
-            "HF_ENDPOINT": server.url,
-            "HF_HOME": str(home),
-            "HF_HUB_OFFLINE": "0",
-        }
+            "HF_TOKEN": server.token, "HF_ENDPOINT": server.url, "HF_HOME": str(home), "HF_HUB_OFFLINE": "0",
+        }  # fmt: skip
         for name, value in (environment | {"HF_HUB_DISABLE_XET": "1", "NO_PROXY": "127.0.0.1"}).items():
             monkeypatch.setenv(name, value)
         settings = {

@@ -15,13 +15,9 @@ from support.two_processes import JOBS
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = {
-    "generate.py": [],
-    "autojudge.py": ["--problems", "4"],
-    "pard.py": ["--steps", "25", "--out", "{tmp}"],
-    "sprinter.py": ["--problems", "2"],
-    "batches.py": [],
-    "grpo.py": ["--steps", "2", "--compare"],
-}
+    "generate.py": [], "autojudge.py": ["--problems", "4"], "pard.py": ["--steps", "25", "--out", "{tmp}"],
+    "sprinter.py": ["--problems", "2"], "batches.py": [], "grpo.py": ["--steps", "2", "--compare"],
+}  # fmt: skip
 ELSEWHERE = {"train_demo_models.py", "lighteval_task.py"}  # by test_demo.py and test_harness.py
 # Of several processes: by support/two_processes.py, and these, which call torchrun themselves.
 SHELL = {

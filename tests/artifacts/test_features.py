@@ -183,12 +183,7 @@ def record(monkeypatch):
 
 
 @torch.no_grad()
-def compare(
-    model: Any,
-    records: list[Drafted],
-    layer: int = -1,
-    atol: float = 2e-5,
-) -> None:
+def compare(model: Any, records: list[Drafted], layer: int = -1, atol: float = 2e-5) -> None:
     """Each recorded feature is that of a plain forward of `model` over the text before the token, at its last place."""
     for one in records:
         whole = torch.cat([one.text, one.tokens[:-1]])[None]

@@ -307,18 +307,12 @@ def test_the_card(saved):
     assert {r.dataset_name for r in results} == {"some prompts"}
     text = card.text
     for line in (
-        "**Lossy.**",
-        "| auroc | 0.8125 |",
-        "| 0.5 | 0.800 | 0.250 |",
+        "**Lossy.**", "| auroc | 0.8125 |", "| 0.5 | 0.800 | 0.250 |",
         "| target | org/target | " + "a" * 40 + " | llama | 32 | 2 | 97 |",
-        "| draft | org/draft | not recorded | llama | 32 | 2 | 97 |",
-        "q(x) ≤ 1.2·p(x)",
-        "temperature 0.7",
-        "- number of prompts: 40",
-        "layer 1, before any norm",
-        tokenizer_hash(tokenizer()),
+        "| draft | org/draft | not recorded | llama | 32 | 2 | 97 |", "q(x) ≤ 1.2·p(x)", "temperature 0.7",
+        "- number of prompts: 40", "layer 1, before any norm", tokenizer_hash(tokenizer()),
         'hla.enable(AutoModelForCausalLM.from_pretrained("org/target"))',
-    ):
+    ):  # fmt: skip
         assert line in text, line
     assert "{{" not in text and "{%" not in text and "None" not in text
 

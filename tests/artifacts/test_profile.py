@@ -87,22 +87,17 @@ def test_tables_with_gaps_or_out_of_order():
         ({"seconds": with_one(latency().seconds, np.nan, 1, 2)}, "gaps"),
         ({"seconds": with_one(latency().seconds, np.inf, 0, 3)}, "gaps"),
         ({"step": with_one(latency().step, np.nan, 0)}, "gaps"),
-        ({"noise": with_one(latency().noise, np.nan, 2)}, "gaps"),
-        ({"seconds": latency().seconds[:, :-1]}, "gaps"),
+        ({"noise": with_one(latency().noise, np.nan, 2)}, "gaps"), ({"seconds": latency().seconds[:, :-1]}, "gaps"),
         ({"tokens": latency().tokens[:2], "seconds": latency().seconds[:2]}, "gaps"),
         ({"tokens": latency().tokens[:, :0], "seconds": latency().seconds[:, :0]}, "gaps"),
         ({"companion": latency().companion[:1]}, "gaps"),
         ({f.name: getattr(latency(), f.name)[:0] for f in dataclasses.fields(Latency)}, "gaps"),
-        ({"batches": np.array([1, 16, 4])}, "out of order"),
-        ({"batches": np.array([1, 4, 4])}, "out of order"),
-        ({"batches": np.array([0, 4, 16])}, "out of order"),
-        ({"tokens": latency().tokens[:, ::-1]}, "out of order"),
-        ({"tokens": latency().tokens + 1}, "out of order"),
-        ({"seconds": latency().seconds[:, ::-1]}, "out of order"),
+        ({"batches": np.array([1, 16, 4])}, "out of order"), ({"batches": np.array([1, 4, 4])}, "out of order"),
+        ({"batches": np.array([0, 4, 16])}, "out of order"), ({"tokens": latency().tokens[:, ::-1]}, "out of order"),
+        ({"tokens": latency().tokens + 1}, "out of order"), ({"seconds": latency().seconds[:, ::-1]}, "out of order"),
         ({"seconds": with_one(latency().seconds, 0.0, 0, 0)}, "out of order"),
-        ({"companion": -latency().companion}, "out of order"),
-        ({"noise": -latency().noise}, "out of order"),
-    ):
+        ({"companion": -latency().companion}, "out of order"), ({"noise": -latency().noise}, "out of order"),
+    ):  # fmt: skip
         refused(lambda: latency(**changes), f"the latency table .*{says}: measure it again")  # noqa: B023
 
 

@@ -64,25 +64,20 @@ def test_sampling_is_reproducible_by_seed(hf_lossy):
 
 
 WRONG = [
-    (["--policy", "svpi"], "svip"),
-    (["--policy", '{"stop": {"name": "svip", "hh": 1}}'], "hh"),
-    (["--policy", "nowhere.json"], "nowhere.json"),
-    (["--prompts", "nowhere.jsonl"], "nowhere.jsonl"),
+    (["--policy", "svpi"], "svip"), (["--policy", '{"stop": {"name": "svip", "hh": 1}}'], "hh"),
+    (["--policy", "nowhere.json"], "nowhere.json"), (["--prompts", "nowhere.jsonl"], "nowhere.jsonl"),
     (["--model", "somewhere", "--prompt", "a"], "model and assistant: expected both"),
-    (["--dtype", "float7"], "float7"),
-    (["--device", "tpu9"], "tpu9"),
+    (["--dtype", "float7"], "float7"), (["--device", "tpu9"], "tpu9"),
     (["--device", "meta"], "device 'meta' cannot be used here"),
     (["--dtype", "int8", "--device", "cuda"], "pass device cpu"),
     (["--model", "/nonexistent/model"], "/nonexistent/model"),
     (["--model", "/nonexistent/model", "--assistant", "/nonexistent/model", "--prompt", "a"], "/nonexistent/model"),
-    (["--prompt", " "], "empty"),
-    (["--temperature", "2"], "are for --do-sample: pass it"),
-    (["--drafter", "sufix"], "suffix"),
-    (["--drafter", '{"name":'], "JSON"),
+    (["--prompt", " "], "empty"), (["--temperature", "2"], "are for --do-sample: pass it"),
+    (["--drafter", "sufix"], "suffix"), (["--drafter", '{"name":'], "JSON"),
     (["--drafter", "suffix", "--policy", "target"], "leave --drafter out"),
     (["--drafter", "suffix", "--policy", "svip"], "a stop that plans ahead"),
     *((["--set", given], says) for given, says in CANNOT_BE_SET),
-]
+]  # fmt: skip
 
 
 def test_wrong_arguments_give_one_line_and_exit_code_2(hf_lossy):
@@ -119,26 +114,17 @@ def test_the_policies_and_one_in_full(hf_lossy, monkeypatch):
 
 
 MISTYPED = [
-    (["genrate"], "generate"),
-    (["generate", "--max-new-tokens", "x"], "--max-new-tokens"),
-    (["generate", "--prompt"], "--prompt"),
-    (["generate", "--promt", "x"], "--promt"),
-    (["fit", "sprinter", "data"], "--out"),
-    (["fit", "sprinter"], "data"),
-    (["pull", "org/name", "extra"], "extra"),
-    (["policies", "--kind", "x" * 5000], "--kind"),
-    (["policies", "--kind", "\x1b[31mred\x07"], "--kind"),
-    (["fit", "specdec", "y" * 5000, "--out", "z"], "yyy"),
-    (["generate", "--policy", LONG], "xxx"),
+    (["genrate"], "generate"), (["generate", "--max-new-tokens", "x"], "--max-new-tokens"),
+    (["generate", "--prompt"], "--prompt"), (["generate", "--promt", "x"], "--promt"),
+    (["fit", "sprinter", "data"], "--out"), (["fit", "sprinter"], "data"), (["pull", "org/name", "extra"], "extra"),
+    (["policies", "--kind", "x" * 5000], "--kind"), (["policies", "--kind", "\x1b[31mred\x07"], "--kind"),
+    (["fit", "specdec", "y" * 5000, "--out", "z"], "yyy"), (["generate", "--policy", LONG], "xxx"),
     (["generate", "--policy", f"sprinter:head={LONG}"], "xxx"),
     (["generate", "--model", LONG, "--assistant", "x", "--prompt", "x"], "xxx"),
-    (["generate", "--prompts", LONG], "xxx"),
-    (["generate", "--drafter", LONG], "xxx"),
-    (["generate", f"--{LONG}"], "xxx"),
-    (["report", LONG], "xxx"),
-    (["collect", "--out", LONG], "xxx"),
+    (["generate", "--prompts", LONG], "xxx"), (["generate", "--drafter", LONG], "xxx"),
+    (["generate", f"--{LONG}"], "xxx"), (["report", LONG], "xxx"), (["collect", "--out", LONG], "xxx"),
     (["serve", "--policies", LONG], "xxx"),
-]
+]  # fmt: skip
 
 
 def test_a_mistyped_command_is_one_line_of_300_characters(hf_lossy):

@@ -123,8 +123,7 @@ def test_greedy_data_fits_and_says_what_lambdas_mean(hf_lossy, tmp_path):
 
 ONE_LINE = [
     (["generate", "--policy", "sprinter", *DEMO, "--prompt", "a"], "missing a required argument: 'head'"),
-    (["generate", "--policy", "svip:head=x"], "svip"),
-    (["generate", "--policy", "SVIP"], "Did you mean 'svip'?"),
+    (["generate", "--policy", "svip:head=x"], "svip"), (["generate", "--policy", "SVIP"], "Did you mean 'svip'?"),
     (["collect", "--out", "{tmp}/x", "--temperature", "0"], "--greedy"),
     (["collect", "--out", "{tmp}/x", "--top-p", "1.5"], "--top-p: expected a number from 0 to 1"),
     (["tune", "--do-sample", "--top-p", "0"], "top_p: expected a number above 0"),
@@ -137,11 +136,9 @@ ONE_LINE = [
     (["fit", "sprinter", "{tmp}/there", "--out", "{tmp}/there"], "exists"),
     (["fit", "sprinter", "{tmp}/there", "--out", "{tmp}/x", "--head", "tree"], "linear"),
     (["push", "{tmp}/there", "org/x"], "there is no folder of a head"),
-    (["push", "{tmp}/nowhere", "org/x"], "no folder"),
-    (["push", str(SHIPPED), "org/x"], "HF_HUB_OFFLINE"),
-    (["pull", "no/good/name"], "org/name"),
-    (["pull", "org/nothing", "--local-files-only"], "cache"),
-]
+    (["push", "{tmp}/nowhere", "org/x"], "no folder"), (["push", str(SHIPPED), "org/x"], "HF_HUB_OFFLINE"),
+    (["pull", "no/good/name"], "org/name"), (["pull", "org/nothing", "--local-files-only"], "cache"),
+]  # fmt: skip
 
 
 def test_one_line(hf_lossy, tmp_path):

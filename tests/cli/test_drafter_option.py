@@ -47,19 +47,13 @@ def test_compare_and_tune(hf_lossy, tmp_path):
 REFUSED = [
     (("generate", "--drafter", "demo", *DEMO, "--prompt", "a"), "leave assistant out"),
     (("generate", "--drafter", "demo", "--model", demo.FOLDER / "draft", "--prompt", "a"), "another target's"),
-    (
-        ("compare", "--drafter", "composite", "--no-static"),
-        "drafts beside a draft model: it is for hf-lossy generate and serve",
-    ),
+    (("compare", "--drafter", "composite", "--no-static"), "drafts beside a draft model: it is for hf-lossy generate and serve"),
     (("collect", "--for", "eagle3", "--drafter", "demo", "--out", "x"), "--for eagle3: the target alone answers"),
     (("mine", "--drafter", "demo", "--out", "x"), "needs a draft model"),
     (("collect", "--drafter", "demo", "--out", "x"), "needs a draft model"),
     (("compare", "--drafter", "demo", "--compile"), "are not compiled"),
-    (
-        ("profile", "--drafter", "demo", "--companion", "int8", "--out", "x", "--limit", "2"),
-        "is the draft model in int8",
-    ),
-]
+    (("profile", "--drafter", "demo", "--companion", "int8", "--out", "x", "--limit", "2"), "is the draft model in int8"),
+]  # fmt: skip
 
 
 def test_refusals(hf_lossy, tmp_path, monkeypatch):

@@ -40,15 +40,11 @@ def test_the_demos_problems_are_not_for_other_models(hf_lossy, tmp_path):
 
 GOOD = json.dumps({"prompt": "1 + 1?", "answer": "2"}) + "\n"
 BAD = {
-    "a missing field": (
-        GOOD + '{"text": "1 + 1?"}\n',
-        "line 2: expected a text under 'prompt' or 'question' or 'turns'",
-    ),
+    "a missing field": (GOOD + '{"text": "1 + 1?"}\n', "line 2: expected a text under 'prompt' or 'question' or 'turns'"),
     "JSON that ends early": (GOOD + '\n{"prompt": "1 +\n', "line 3 is not JSON: "),
-    "a list": (GOOD + "[1, 2]\n", "line 2: expected "),
-    "an empty file": ("", "holds no "),
+    "a list": (GOOD + "[1, 2]\n", "line 2: expected "), "an empty file": ("", "holds no "),
     "bytes": (b"\x89PNG\r\n\x1a\n\x00\xff", "line 1 is not JSON: 'utf-8' codec"),
-}
+}  # fmt: skip
 READERS = {  # the commands that read a file of prompts or problems, and how it is passed
     "compare prompts": ["compare", "--prompts"],
     "compare task": ["compare", "--task"],

@@ -82,18 +82,8 @@ def test_what_a_user_is_shown_is_one_short_line():
     for _ in range(10_000):
         deep = [deep]
     for value in (
-        10**400,
-        10**5000,
-        math.nan,
-        1e-320,
-        deep,
-        Loud(),
-        "x" * 10**6,
-        "a\nb",
-        {1: 10**5000},
-        torch.eye(40),
-        object(),
-    ):
+        10**400, 10**5000, math.nan, 1e-320, deep, Loud(), "x" * 10**6, "a\nb", {1: 10**5000}, torch.eye(40), object(),
+    ):  # fmt: skip
         assert len(shown(value)) <= 81 and shown(value).isprintable()
     assert shown(10**400) == "a number of 401 digits" and shown(3) == "3" and shown("3") == "'3'"
 

@@ -135,12 +135,9 @@ def test_generate_says_what_differs(models, recwarn):
         ({"do_sample": True}, "do_sample False there, True here"),
         ({"repetition_penalty": 1.2}, "repetition_penalty 1.0 there, 1.2 here"),
         ({"max_new_tokens": 129}, "texts of up to 128 new tokens there, longer ones here"),
-        (
-            {"assistant_model": None, "drafter": "suffix", "lossy_policy": replace(policy, stop=hla.Constant(3))},
-            ".*no draft model by itself",
-        ),
+        ({"assistant_model": None, "drafter": "suffix", "lossy_policy": replace(policy, stop=hla.Constant(3))}, ".*no draft model by itself"),
         ({"lossy_policy": replace(policy, rule=hla.TopK(7))}, "another policy than 'top_k:k=4\\+svip'"),
-    ):
+    ):  # fmt: skip
         with pytest.warns(UserWarning, match=f"this policy's certificate is of something else: {difference}"):
             written(models, policy, **settings)
     written(models, policy, do_sample=True)

@@ -191,18 +191,15 @@ def test_what_is_wrong_is_one_line_before_a_model_is_loaded(hf_lossy, monkeypatc
         (("--policies", "svop"), "unknown policy 'svop'"),
         (("--batch-size", "1,x"), "--batch-size: expected a number, or several with commas between them, got '1,x'"),
         (("--batch-size", "4"), "batches of 4 need as many prompts, and there are 2"),
-        (("--batch-size", "0"), "--batch-size"),
-        (("--resume",), "pass its --out"),
+        (("--batch-size", "0"), "--batch-size"), (("--resume",), "pass its --out"),
         (("--task", "gsm8k"), "needs --data"),
         (("--task", "demo", "--prompts", "x.jsonl"), "--prompts is in place of --task"),
         (("--prompts", "none.jsonl"), "there is no file 'none.jsonl'"),
         (("--prompts", "."), "there is no file '.' (it is a folder)"),
-        (("--model", "x", "--task", "demo"), "are for the demo models"),
-        (("--model", "x"), "are for the demo models"),
-        (("--temperature", "0.5"), "--do-sample"),
-        (("--assistant", "x", "--assistant", "suffix"), "expected both"),
+        (("--model", "x", "--task", "demo"), "are for the demo models"), (("--model", "x"), "are for the demo models"),
+        (("--temperature", "0.5"), "--do-sample"), (("--assistant", "x", "--assistant", "suffix"), "expected both"),
         (("--assistant", "exit:two"), "--assistant exit:two: expected exit:N with a number of layers"),
-    ):
+    ):  # fmt: skip
         assert message in hf_lossy(*SHORT, *arguments).line, arguments
 
 

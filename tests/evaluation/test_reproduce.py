@@ -28,19 +28,9 @@ from hf_lossy_assist.tasks.load import NAMES
 
 FOLDER = Path(__file__).parents[2] / "examples" / "reproduce"
 MODULES = (
-    "baselines",
-    "paper_tables",
-    "target_texts",
-    "along_texts",
-    "flops",
-    "information",
-    "medusa",
-    "regimes",
-    "demo_runs",
-    "claims",
-    "results_page",
-    "run",
-)
+    "baselines", "paper_tables", "target_texts", "along_texts", "flops", "information", "medusa", "regimes",
+    "demo_runs", "claims", "results_page", "run",
+)  # fmt: skip
 HEADLINES = {
     "svip-figure-5", "svip-table-1", "svip-table-2", "svip-table-3", "sv-figure-3", "sv-figure-4", "sv-figure-7", "sv-figure-8", "sprinter-figure-10", "sv-table-1", "sv-table-2",
     "sv-table-3", "sprinter-figure-3", "sprinter-table-1", "sprinter-table-2", "sprinter-table-3", "sprinter-table-4", "autojudge-figure-3",
@@ -110,15 +100,12 @@ def test_a_file_that_is_no_table_is_refused_with_its_name(of, tmp_path):
         ({"figure": "charm"}, "expected a figure of speed"),
         ({"figure": None}, "expected a figure, or why there is none"),
         ({"cannot": "no"}, "expected a figure, or why there is none"),
-        ({"below": 1.0}, "expected one of above, below, at_most"),
-        ({"arm": "svpi"}, "expected arms of target"),
-        ({"run": "other"}, "there is no run 'other'"),
-        ({"batch_size": 8}, "no batches of 8 are measured"),
+        ({"below": 1.0}, "expected one of above, below, at_most"), ({"arm": "svpi"}, "expected arms of target"),
+        ({"run": "other"}, "there is no run 'other'"), ({"batch_size": 8}, "no batches of 8 are measured"),
         ({"figure": "information", "pair": "x"}, "information is no figure of a run of kind compare"),
         ({"figure": "auroc"}, "auroc is no figure of a run of kind compare"),
-        ({"size": 0.9}, "the published size 0.9 is not beyond the rule's bound 1"),
-        ({"colour": 1}, "colour"),
-    ):
+        ({"size": 0.9}, "the published size 0.9 is not beyond the rule's bound 1"), ({"colour": 1}, "colour"),
+    ):  # fmt: skip
         path.write_text(json.dumps(given | {"checks": [CHECK | change]}))
         refused(lambda: of["paper_tables"].read_table(path), f"bad.json.*{expected}")
     path.write_text(json.dumps({"claim": "a"}))
@@ -363,12 +350,8 @@ def test_a_moving_average_forgets_and_is_saved_with_its_profile(of, tmp_path):
     """Accepted 3 of 4: 3 and 1 rejected. With window 2 a round weighs half the next one's: α of row 0 = (1.5 + .5)/(3 + 1)."""
     hla.demo.profile().save_pretrained(tmp_path / "profile")
     spec = {
-        "name": "moving_average",
-        "profile": str(tmp_path / "profile"),
-        "window": 2,
-        "initial": 0.5,
-        "max_draft": 3,
-    }
+        "name": "moving_average", "profile": str(tmp_path / "profile"), "window": 2, "initial": 0.5, "max_draft": 3,
+    }  # fmt: skip
     policy = hla.as_policy({"stop": spec})
     assert policy.stop.longest == 3 and hla.as_policy(policy.to_dict()) == policy
     policy.save_pretrained(tmp_path / "policy")

@@ -46,13 +46,9 @@ class Scripted:
 
 
 SECONDS = {
-    "target": 4.0,
-    "svip": 2.0,
-    "top_k:k=2+svip": 3.0,
-    "top_k:k=3+svip": 1.5,
-    "top_k:k=4+svip": 1.2,
+    "target": 4.0, "svip": 2.0, "top_k:k=2+svip": 3.0, "top_k:k=3+svip": 1.5, "top_k:k=4+svip": 1.2,
     "top_k:k=8+svip": 1.0,
-}
+}  # fmt: skip
 FIELD = ["svip", "top_k+svip"]
 
 
@@ -213,16 +209,13 @@ def test_the_command_is_resumed_to_the_same_answers(hf_lossy, tmp_path, monkeypa
 def test_what_is_wrong_is_one_line_before_a_model_is_loaded(hf_lossy, monkeypatch):
     monkeypatch.setattr("hf_lossy_assist.artifacts.loading.load_model", None)
     for arguments, message in (
-        (("--policies", "top_k:k=3"), "no lossless policy is among these"),
-        (("--first", "6"), "--first"),
+        (("--policies", "top_k:k=3"), "no lossless policy is among these"), (("--first", "6"), "--first"),
         (("--batch-size", "6"), "6 problems are too few for batches of 6"),
         (("--limit", "1"), "1 problems are too few for batches of 1"),
         (("--limit", "0"), "--limit: expected a whole number of at least 1, got 0"),
-        (("--max-loss", "0"), "--max-loss"),
-        (("--confidence", "1.5"), "--confidence"),
-        (("--task", "nothing"), "unknown task 'nothing'"),
-        (("--resume",), "pass its --out"),
-    ):
+        (("--max-loss", "0"), "--max-loss"), (("--confidence", "1.5"), "--confidence"),
+        (("--task", "nothing"), "unknown task 'nothing'"), (("--resume",), "pass its --out"),
+    ):  # fmt: skip
         assert message in hf_lossy(*SHORT[:3], *arguments).line, arguments
 
 

@@ -63,21 +63,13 @@ def test_generate_takes_it():
 
 def test_what_stands_beside_another_name_is_refused():
     for given, beside, line in (
-        (
-            "autojudge",
-            {},
-            "the method autojudge takes head, threshold, window, stop: missing a required argument: 'head'",
-        ),
+        ("autojudge", {}, "the method autojudge takes head, threshold, window, stop: missing a required argument: 'head'"),
         ("sv", {"companion": "org/name"}, "the method sv takes profile, .*: missing a required argument: 'profile'"),
         ("svip", {"head": "org/name"}, "the method svip takes h, .*unexpected keyword argument 'head'"),
-        (
-            "sprinter",
-            {"head": "org/name", "profile": "org/name"},
-            "the method sprinter takes head, .*unexpected keyword argument 'profile'",
-        ),
+        ("sprinter", {"head": "org/name", "profile": "org/name"}, "the method sprinter takes head, .*unexpected keyword argument 'profile'"),
         ("typical", {"head": "org/name"}, 'head=… is for lossy_policy="sprinter" or .*not for lossy_policy=.typical'),
         ({"stop": "svip"}, {"companion": "org/name"}, 'companion=… is for lossy_policy="sv"'),
-    ):
+    ):  # fmt: skip
         refused(lambda: as_policy(given, **beside), line)  # noqa: B023
 
 

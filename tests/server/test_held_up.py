@@ -140,11 +140,8 @@ def test_connections_are_bounded(models):
 def test_connections_are_fewer_than_the_files_that_may_be_open(monkeypatch):
     resource = pytest.importorskip("resource")
     for files, most in (
-        (100, 50),
-        (1024, 512),
-        (10**6, 272 + MOST_OTHERS),
-        (resource.RLIM_INFINITY, 272 + MOST_OTHERS),
-    ):
+        (100, 50), (1024, 512), (10**6, 272 + MOST_OTHERS), (resource.RLIM_INFINITY, 272 + MOST_OTHERS),
+    ):  # fmt: skip
         monkeypatch.setattr(resource, "getrlimit", lambda _, files=files: (files, files))
         assert count_connections(272) == most
 

@@ -63,13 +63,10 @@ def test_what_a_program_writes_to_every_descriptor_is_no_verdict(task):
 
 MARK = f"left-behind-by-test-{os.getpid()}"  # of this run: another one beside it has processes of its own
 DAEMON = [
-    "import posix, sys",
-    "if posix.fork() == 0:",
-    "    posix.setsid()",
-    "    if posix.fork() == 0:",
+    "import posix, sys", "if posix.fork() == 0:", "    posix.setsid()", "    if posix.fork() == 0:",
     f"        posix.execv(sys.executable, [sys.executable, '-c', 'import time; time.sleep(60)', '{MARK}'])",
     "    posix._exit(0)",
-]
+]  # fmt: skip
 
 
 def running(mark: str) -> list[str]:
@@ -186,28 +183,21 @@ FENCED = "Sure, here it is:\n\n```python\n{}\n```\n\nIt adds `a` and `b`."
 
 def test_what_the_tests_say_is_the_answer(code):
     for response, answer in (
-        (FENCED.format("def add(a, b):\n    return a + b"), "passed"),
-        (FENCED.format("    return a + b"), "passed"),
+        (FENCED.format("def add(a, b):\n    return a + b"), "passed"), (FENCED.format("    return a + b"), "passed"),
         (FENCED.format("return a + b"), "passed"),
         (FENCED.format("import math\n\ndef add(a, b):\n    return int(math.fsum([a, b]))"), "passed"),
-        ("def add(a, b):\n    return a + b\n", "passed"),
-        ("    return a + b\n", "passed"),
+        ("def add(a, b):\n    return a + b\n", "passed"), ("    return a + b\n", "passed"),
         ("1. So:\n   ```python\n   def add(a, b):\n       return a + b\n   ```\n", "passed"),
         (FENCED.format("def add(a, b):\n    return a + b") + "\n```python\nprint(add(1, 2))\n```", "passed"),
-        (
-            FENCED.format("def add(a, b):\n    return a * b") + "\nBetter:\n```\ndef add(a, b):\n    return a + b",
-            "passed",
-        ),
+        (FENCED.format("def add(a, b):\n    return a * b") + "\nBetter:\n```\ndef add(a, b):\n    return a + b", "passed"),
         (FENCED.format("def add(a, b):\n    return a - b"), "failed"),
         (FENCED.format("def add(a, b):\n    raise KeyError('no\\nway')"), "failed: KeyError: 'no\\nway'"),
         (FENCED.format("def add(a, b) return a + b"), "failed: SyntaxError: expected ':'"),
         (FENCED.format("def add(a, b):\n    exit()"), "failed: it ended before its tests did"),
         (FENCED.format("def add(a, b):\n    import os\n    os._exit(0)"), "failed: it ended before its tests did"),
-        (FENCED.format("def add(a, b):\n    return len(b' ' * (1 << 40))"), "failed"),
-        (FENCED.format(""), None),
-        ("I would rather not write a program.", None),
-        ("", None),
-    ):
+        (FENCED.format("def add(a, b):\n    return len(b' ' * (1 << 40))"), "failed"), (FENCED.format(""), None),
+        ("I would rather not write a program.", None), ("", None),
+    ):  # fmt: skip
         found = code.extract(code.problems()[0], response)
         assert found is None if answer is None else found is not None and found.startswith(answer), response
 

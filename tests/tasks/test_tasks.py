@@ -148,32 +148,20 @@ def test_exact_task(tmp_path):
 
 def test_gsm8k_extraction(gsm):
     for response, answer in (
-        ("So 2 + 2 = 4. The final answer is 4.", "4"),
-        ("The final answer is 4. I hope that helps; ask 3 more.", "4"),
+        ("So 2 + 2 = 4. The final answer is 4.", "4"), ("The final answer is 4. I hope that helps; ask 3 more.", "4"),
         ("The final answer is 3. No, wait. THE FINAL  ANSWER is: 4", "4"),
-        ("The final answer is **$1,234.50**.", "1234.50"),
-        ("The final answer is -5 degrees", "-5"),
-        ("The final answer is −5", "-5"),
-        ("The final answer is $\\boxed{1{,}000}$.", "1000"),
-        ("The final answer is \\(\\frac{3}{2}\\).", "3/2"),
-        ("The final answer is 1,500/1000 km", "1500/1000"),
-        ("The final answer is 50%.", "50"),
-        ("The final answer is .5", ".5"),
-        ("The final answer is 2 1/2 hours.", "5/2"),
-        ("The final answer is $2\\frac{1}{2}$.", "5/2"),
-        ("The final answer is 6 * 3 = 18 apples.", "18"),
-        ("The final answer is:\n\n18", "18"),
-        ("The final answer is **18** 5", "18"),
-        ("Form: the final answer is N.\nHence \\boxed{7}", "7"),
-        ("Reasoning, 12 of it.\n#### 7 apples", "7"),
-        ("It is \\boxed{3}, #### 9", "3"),
-        ("It is 12.", None),
-        ("The final answer is", None),
-        ("The final answer is 28. The final answer is 28. The final answer is", "28"),
+        ("The final answer is **$1,234.50**.", "1234.50"), ("The final answer is -5 degrees", "-5"),
+        ("The final answer is −5", "-5"), ("The final answer is $\\boxed{1{,}000}$.", "1000"),
+        ("The final answer is \\(\\frac{3}{2}\\).", "3/2"), ("The final answer is 1,500/1000 km", "1500/1000"),
+        ("The final answer is 50%.", "50"), ("The final answer is .5", ".5"),
+        ("The final answer is 2 1/2 hours.", "5/2"), ("The final answer is $2\\frac{1}{2}$.", "5/2"),
+        ("The final answer is 6 * 3 = 18 apples.", "18"), ("The final answer is:\n\n18", "18"),
+        ("The final answer is **18** 5", "18"), ("Form: the final answer is N.\nHence \\boxed{7}", "7"),
+        ("Reasoning, 12 of it.\n#### 7 apples", "7"), ("It is \\boxed{3}, #### 9", "3"), ("It is 12.", None),
+        ("The final answer is", None), ("The final answer is 28. The final answer is 28. The final answer is", "28"),
         ("The final answer is 28. The final answer is 28. The final answer is 2", "28"),
-        ("The final answer is 28. No: the final answer is 2.", "2"),
-        ("", None),
-    ):
+        ("The final answer is 28. No: the final answer is 2.", "2"), ("", None),
+    ):  # fmt: skip
         assert GSM8K(gsm).extract(ANY, response) == answer, response
 
 
@@ -214,28 +202,13 @@ def test_gsm8k_rows_that_lack_something(tmp_path):
 @pytest.mark.usefixtures("patient")
 def test_equal_values():
     for reference, answer, expected in (
-        ("1.5", "3/2", True),
-        ("3/2", "1,500/1000", True),
-        ("1,000", "1000", True),
-        ("1000.00", "1000", True),
-        ("\\frac{1}{2}", "0.5", True),
-        ("0.333333", "1/3", True),
-        ("2\\sqrt{3}", "\\sqrt{12}", True),
-        ("(x+1)^2", "x^2+2x+1", True),
-        ("x=5", "5", True),
-        ("2**10", "1,024", True),
-        ("(3, 4)", "(3,4)", True),
-        ("\\text{Tuesday}", "Tuesday", True),
-        ("Tuesday", "Thursday", False),
-        ("2 1/2", "21/2", False),
-        ("3 / 2", "1.5", True),
-        ("(3,4)", "(4,3)", False),
-        ("5", "6", False),
-        ("1/3", "0.34", False),
-        ("1/0", "1", False),
-        ("9**9", "9", False),
-        ("\\frac{", "5", False),
-    ):
+        ("1.5", "3/2", True), ("3/2", "1,500/1000", True), ("1,000", "1000", True), ("1000.00", "1000", True),
+        ("\\frac{1}{2}", "0.5", True), ("0.333333", "1/3", True), ("2\\sqrt{3}", "\\sqrt{12}", True),
+        ("(x+1)^2", "x^2+2x+1", True), ("x=5", "5", True), ("2**10", "1,024", True), ("(3, 4)", "(3,4)", True),
+        ("\\text{Tuesday}", "Tuesday", True), ("Tuesday", "Thursday", False), ("2 1/2", "21/2", False),
+        ("3 / 2", "1.5", True), ("(3,4)", "(4,3)", False), ("5", "6", False), ("1/3", "0.34", False),
+        ("1/0", "1", False), ("9**9", "9", False), ("\\frac{", "5", False),
+    ):  # fmt: skip
         assert equal(reference, answer) is expected, (reference, answer)
 
 

@@ -11,10 +11,7 @@ import hf_lossy_assist as hla
 from hf_lossy_assist.models.compiled import static_cache
 
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 MODES = ("default", "reduce-overhead")
 CALLS = {
     "strict": {"num_assistant_tokens": 3},

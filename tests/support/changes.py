@@ -334,10 +334,4 @@ CHANGES = {
     and name != "last_mlp"
 }
 # Of the first change.
-SAME_TEXT = {
-    "weights_with_other_strides",
-    "weights_frozen",
-    "in_training",
-    "attention_eager",
-    "precision",
-}
+SAME_TEXT = {"weights_with_other_strides", "weights_frozen", "in_training", "attention_eager", "precision"}

@@ -6,57 +6,34 @@ from typing import Any
 
 import tiny_models
 import torch
-from transformers import (
-    MoonshineConfig,
-    MoonshineForConditionalGeneration,
-    PreTrainedModel,
-    Speech2TextConfig,
-    Speech2TextForConditionalGeneration,
-    WhisperConfig,
-    WhisperForCausalLM,
-    WhisperForConditionalGeneration,
-)
+from transformers import AutoConfig, AutoModelForSpeechSeq2Seq, PreTrainedModel, WhisperForCausalLM
 
 
 VOCABULARY, PAD, EOS, START = 97, 0, 3, 2
-TEXT = ("t5", "umt5", "bart", "marian", "m2m_100")
-SOUND = ("whisper", "speech_to_text", "moonshine")
 SEEDS = {"umt5": 2, "bart": 2, "marian": 2}  # whose texts vary; 0 for the others
 SPECIAL = {"vocab_size": VOCABULARY, "pad_token_id": PAD, "bos_token_id": 1, "eos_token_id": EOS, "decoder_start_token_id": START}  # fmt: skip
 SIZES = {"d_model": 32, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "encoder_layers": 2, "decoder_layers": 2,
          "encoder_attention_heads": 4, "decoder_attention_heads": 4}  # fmt: skip
-
-
-def whisper(**changes: Any) -> PreTrainedModel:
-    """30 seconds are 100 frames here, and the tokens of its timestamps are those from 60 on."""
-    sizes = SIZES | {"num_mel_bins": 8, "max_source_positions": 50, "max_target_positions": 64}
-    silent = {"suppress_tokens": None, "begin_suppress_tokens": None}
-    return WhisperForConditionalGeneration(WhisperConfig(**SPECIAL | sizes | silent | changes))
-
-
-def speech_to_text(**changes: Any) -> PreTrainedModel:
-    sizes = {"input_feat_per_channel": 8, "conv_channels": 32, "max_source_positions": 64, "max_target_positions": 64}
-    return Speech2TextForConditionalGeneration(Speech2TextConfig(**SPECIAL | SIZES | sizes | changes))
-
-
-def moonshine(**changes: Any) -> PreTrainedModel:
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "encoder_num_hidden_layers": 2, "decoder_num_hidden_layers": 2,
-             "encoder_num_attention_heads": 4, "decoder_num_attention_heads": 4, "max_position_embeddings": 64}  # fmt: skip
-    return MoonshineForConditionalGeneration(MoonshineConfig(**SPECIAL | sizes | changes))
-
-
-BUILDERS = {"whisper": whisper, "speech_to_text": speech_to_text, "moonshine": moonshine}
+BASE = {"hidden_size": 32, "intermediate_size": 64, "encoder_num_hidden_layers": 2, "decoder_num_hidden_layers": 2,
+        "encoder_num_attention_heads": 4, "decoder_num_attention_heads": 4, "max_position_embeddings": 64}  # fmt: skip
+SOUND = {
+    # 30 seconds are 100 frames here, and the tokens of its timestamps are those from 60 on.
+    "whisper": SIZES | {"num_mel_bins": 8, "max_source_positions": 50, "max_target_positions": 64, "suppress_tokens": None, "begin_suppress_tokens": None},
+    "speech_to_text": SIZES | {"input_feat_per_channel": 8, "conv_channels": 32, "max_source_positions": 64, "max_target_positions": 64},
+    "moonshine": BASE,
+}  # fmt: skip
 
 
 def build(name: str, seed: int | None = None, **changes: Any) -> PreTrainedModel:
     """A tiny model whose texts vary, in float64; the same for the same arguments."""
     seed = SEEDS.get(name, 0) if seed is None else seed
-    if name not in BUILDERS:
+    if name not in SOUND:
         model = tiny_models.tiny_model(name, "encoder-decoder", "sdpa", seed, **changes)
         model.generation_config.decoder_start_token_id = START  # else T5's and UMT5's is that of the beginning
     else:
+        config = AutoConfig.for_model(name, **SPECIAL | SOUND[name] | changes)
         torch.manual_seed(seed)
-        model = spread(BUILDERS[name](**changes).eval(), name, seed)
+        model = spread(AutoModelForSpeechSeq2Seq.from_config(config).eval(), name, seed)
     return model.double()
 
 

@@ -24,17 +24,8 @@ from starlette.routing import Route
 
 
 LICENCES = {
-    "apache-2.0",
-    "mit",
-    "openrail",
-    "bsd-3-clause",
-    "cc-by-4.0",
-    "gpl-3.0",
-    "llama3.1",
-    "gemma",
-    "unknown",
-    "other",
-}
+    "apache-2.0", "mit", "openrail", "bsd-3-clause", "cc-by-4.0", "gpl-3.0", "llama3.1", "gemma", "unknown", "other",
+}  # fmt: skip
 REPO_ID = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 LFS = (".safetensors", ".bin", ".pt", ".pth", ".gz", ".zip", ".npy", ".npz", ".parquet", ".gguf", ".onnx", ".png")
 

@@ -9,24 +9,8 @@ from support import small
 
 
 PIECES = [
-    "true",
-    "false",
-    "null",
-    '": "',
-    '", "',
-    '": ',
-    '{"',
-    '"}',
-    "}",
-    ", ",
-    "ab",
-    "id",
-    "12",
-    "-1",
-    "[[",
-    '"a"',
-    "\\",
-]
+    "true", "false", "null", '": "', '", "', '": ', '{"', '"}', "}", ", ", "ab", "id", "12", "-1", "[[", '"a"', "\\",
+]  # fmt: skip
 CHARACTERS = [chr(n) for n in range(32, 127) if chr(n) not in ("}", "\\")]
 VOCAB = 4 + len(CHARACTERS) + len(PIECES)
 

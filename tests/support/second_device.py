@@ -28,11 +28,8 @@ from hf_lossy_assist.engine import loop
 
 aten = torch.ops.aten
 NAME = "pretend"
-ROOMS = (
-    "hf_lossy_assist/",
-    "transformers/",
-    "tests/",
-)  # whose line a wait is counted for: the first of these that is on the stack
+# Whose line a wait is counted for: the first of these that is on the stack.
+ROOMS = ("hf_lossy_assist/", "transformers/", "tests/")
 # Operations whose results the host must see: numbers, and sizes that depend on values.
 READS = {
     aten._local_scalar_dense.default, aten.nonzero.default, aten.masked_select.default, aten.equal.default,
@@ -43,12 +40,9 @@ INDEXING = {aten.index.Tensor, aten.index_put_.default, aten.index_put.default, 
 
 def why_not() -> str | None:
     """Return why this torch cannot pretend a device, or None."""
-    missing = [
-        name for name in ("_setup_privateuseone_for_python_backend",) if not hasattr(backend_registration, name)
-    ]
-    missing += [
-        name for name in ("_only_lift_cpu_tensors", "_set_only_lift_cpu_tensors") if not hasattr(torch._C, name)
-    ]
+    needed = {"_setup_privateuseone_for_python_backend": backend_registration}
+    needed |= dict.fromkeys(("_only_lift_cpu_tensors", "_set_only_lift_cpu_tensors"), torch._C)
+    missing = [name for name, module in needed.items() if not hasattr(module, name)]
     return f"torch {torch.__version__} has no {missing[0]}, which a device in Python needs" if missing else None
 
 

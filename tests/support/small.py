@@ -15,17 +15,10 @@ def llama(seed=0, layers=2, vocab=VOCAB, **config):
     """A random Llama whose weights are large enough that its text is not one token over and over."""
     torch.manual_seed(seed)
     sizes = {
-        "vocab_size": vocab,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": layers,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 256,
-        "pad_token_id": PAD,
-        "bos_token_id": None,
-        "eos_token_id": None,
-    }
+        "vocab_size": vocab, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": layers,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256, "pad_token_id": PAD,
+        "bos_token_id": None, "eos_token_id": None,
+    }  # fmt: skip
     return louder(LlamaForCausalLM(LlamaConfig(**(sizes | config))).double().eval())
 
 

@@ -9,37 +9,12 @@ close that rounding could turn it.
 """
 
 import copy
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    GPT2Config,
-    GPT2LMHeadModel,
-    GPTNeoXConfig,
-    GPTNeoXForCausalLM,
-    Lfm2Config,
-    Lfm2ForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    PhiConfig,
-    PhiForCausalLM,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    T5Config,
-    T5ForConditionalGeneration,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.models.facts import CACHE
@@ -47,13 +22,10 @@ from hf_lossy_assist.models.facts import CACHE
 
 VOCABULARY, PAD, EOS = 97, 0, 3
 STRETCH = {"t5": 10.0, "lfm2": 8.0}  # of every matrix; 3 for the others
-SHARPEN = {
-    "t5": 0.2,
-    "lfm2": 4.0,
-}  # of the logits; 6 for the others: laws neither flat nor certain, so that draft stops differ
-FLOAT32 = {
-    "gemma2"
-}  # in float64 Transformers' eager softmax turns the mask of a padding token into −inf, and its row into NaN
+# Of the logits; 6 for the others: laws neither flat nor certain, so that draft stops differ.
+SHARPEN = {"t5": 0.2, "lfm2": 4.0}
+# In float64 Transformers' eager softmax turns the mask of a padding token into −inf, and its row into NaN.
+FLOAT32 = {"gemma2"}
 WINDOW = 8  # of the models with sliding windows; every text in the tests is longer
 
 NEVER_EMITTED = VOCABULARY + 5  # as eos: every row runs to its full length
@@ -61,91 +33,39 @@ NEW = 24  # new tokens, unless a test asks for others
 
 COMMON = {"vocab_size": VOCABULARY, "pad_token_id": PAD, "eos_token_id": EOS, "bos_token_id": 1}
 DECODER = COMMON | {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
+    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 256,
+}  # fmt: skip
+WINDOWED = {"head_dim": 8, "sliding_window": WINDOW}
+BATCHED: dict[str, dict[str, Any]] = {  # what each has beside `COMMON`
+    "llama": DECODER,
+    "qwen2": DECODER,
+    "qwen3": DECODER | {"head_dim": 8},
+    "mistral": DECODER | {"sliding_window": WINDOW},
+    "gemma2": DECODER | WINDOWED | {"query_pre_attn_scalar": 8},
+    "gemma3": DECODER | WINDOWED | {"layer_types": ["sliding_attention", "full_attention"]},
+    "phi": DECODER | {"num_key_value_heads": 4},
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256},
+    "gpt_neox": {name: value for name, value in DECODER.items() if name != "num_key_value_heads"},
 }
-
-
-def llama(**changes: Any) -> PreTrainedModel:
-    return LlamaForCausalLM(LlamaConfig(**DECODER | changes))
-
-
-def qwen2(**changes: Any) -> PreTrainedModel:
-    return Qwen2ForCausalLM(Qwen2Config(**DECODER | changes))
-
-
-def qwen3(**changes: Any) -> PreTrainedModel:
-    return Qwen3ForCausalLM(Qwen3Config(**DECODER | {"head_dim": 8} | changes))
-
-
-def mistral(**changes: Any) -> PreTrainedModel:
-    return MistralForCausalLM(MistralConfig(**DECODER | {"sliding_window": WINDOW} | changes))
-
-
-def gemma2(**changes: Any) -> PreTrainedModel:
-    # Its logit soft-capping exists in the eager attention only.
-    config = Gemma2Config(**DECODER | {"head_dim": 8, "sliding_window": WINDOW, "query_pre_attn_scalar": 8} | changes)
-    config._attn_implementation = "eager"
-    return Gemma2ForCausalLM(config)
-
-
-def gemma3(**changes: Any) -> PreTrainedModel:
-    kinds = ["sliding_attention", "full_attention"]
-    return Gemma3ForCausalLM(
-        Gemma3TextConfig(**DECODER | {"head_dim": 8, "sliding_window": WINDOW, "layer_types": kinds} | changes)
-    )
-
-
-def phi(**changes: Any) -> PreTrainedModel:
-    return PhiForCausalLM(PhiConfig(**DECODER | {"num_key_value_heads": 4} | changes))
-
-
-def gpt2(**changes: Any) -> PreTrainedModel:
-    return GPT2LMHeadModel(
-        GPT2Config(**COMMON | {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256} | changes)
-    )
-
-
-def gpt_neox(**changes: Any) -> PreTrainedModel:
-    shape = {name: value for name, value in DECODER.items() if name != "num_key_value_heads"}
-    return GPTNeoXForCausalLM(GPTNeoXConfig(**shape | changes))
-
-
-def t5(**changes: Any) -> PreTrainedModel:
-    shape = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": PAD}
-    return T5ForConditionalGeneration(T5Config(**COMMON | shape | changes))
-
-
-def lfm2(**changes: Any) -> PreTrainedModel:
-    """Convolution states beside attention: no row cache, but Transformers' own cache can be cropped."""
-    kinds = ["conv", "full_attention"]
-    return Lfm2ForCausalLM(Lfm2Config(**DECODER | {"layer_types": kinds, "block_auto_adjust_ff_dim": False} | changes))
-
-
-BATCHED: dict[str, Callable[..., PreTrainedModel]] = {
-    "llama": llama,
-    "qwen2": qwen2,
-    "qwen3": qwen3,
-    "mistral": mistral,
-    "gemma2": gemma2,
-    "gemma3": gemma3,
-    "phi": phi,
-    "gpt2": gpt2,
-    "gpt_neox": gpt_neox,
+ONE_ROW: dict[str, dict[str, Any]] = {
+    "t5": {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": PAD},
+    # Convolution states beside attention: no row cache, but Transformers' own cache can be cropped.
+    "lfm2": DECODER | {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
 }
-ONE_ROW: dict[str, Callable[..., PreTrainedModel]] = {"t5": t5, "lfm2": lfm2}
 ARCHITECTURES = BATCHED | ONE_ROW
+MODEL_TYPES = {"gemma3": "gemma3_text"}
 
 
 @torch.no_grad()
 def build(name: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
     """A tiny model in float64 (`FLOAT32`: in float32), ready to generate; the same for the same arguments."""
+    config = AutoConfig.for_model(MODEL_TYPES.get(name, name), **COMMON | ARCHITECTURES[name] | changes)
+    auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    # Gemma 2's soft-capping exists in the eager attention only.
+    attention = {"attn_implementation": "eager"} if name == "gemma2" else {}
     torch.manual_seed(seed)
-    model = ARCHITECTURES[name](**changes).eval()
+    model = auto.from_config(config, **attention).eval()
     if name not in FLOAT32:
         model.double()
     for parameter in model.parameters():
@@ -154,9 +74,8 @@ def build(name: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
         if parameter.dim() == 3:  # LFM2's convolutions: without this their state would hardly matter
             parameter.mul_(10.0)
     head = model.get_output_embeddings()
-    head.weight = torch.nn.Parameter(
-        head.weight * SHARPEN.get(name, 6.0)
-    )  # a new one: it may be the input embedding too
+    # A new one: it may be the input embedding, too.
+    head.weight = torch.nn.Parameter(head.weight * SHARPEN.get(name, 6.0))
     return model
 
 

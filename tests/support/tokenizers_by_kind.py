@@ -10,28 +10,9 @@ from transformers import PreTrainedTokenizerFast
 
 SPACE = "\u2581"
 WORDS = (
-    "The",
-    "capital",
-    "of",
-    "France",
-    "is",
-    "Paris",
-    "and",
-    "big",
-    "ab",
-    "do",
-    "n't",
-    "'s",
-    "'",
-    "n",
-    "t",
-    ",",
-    ".",
-    "?",
-    "naïve",
-    "東京",
-    "é",
-)
+    "The", "capital", "of", "France", "is", "Paris", "and", "big", "ab", "do", "n't", "'s", "'", "n", "t", ",", ".",
+    "?", "naïve", "東京", "é",
+)  # fmt: skip
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
 STOP = "<|im_end|>"  # special, and no end token
 

@@ -9,13 +9,7 @@ import torch
 from support import small
 from support.many import ENDS, LENGTHS, SETTINGS, alone, enabled_pair, prompts, together
 from support.paper_rules import CSD, RegretBudget
-from transformers import (
-    BatchEncoding,
-    EosTokenCriteria,
-    LogitsProcessor,
-    MaxLengthCriteria,
-    StoppingCriteria,
-)
+from transformers import BatchEncoding, EosTokenCriteria, LogitsProcessor, MaxLengthCriteria, StoppingCriteria
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.engine import loop

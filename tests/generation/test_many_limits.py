@@ -10,12 +10,7 @@ import pytest
 import torch
 from support import heads, small, tiny
 from support.many import SETTINGS, alone, enabled_pair, prompts, together
-from transformers import (
-    LogitsProcessor,
-    MaxTimeCriteria,
-    RepetitionPenaltyLogitsProcessor,
-    TopKLogitsWarper,
-)
+from transformers import LogitsProcessor, MaxTimeCriteria, RepetitionPenaltyLogitsProcessor, TopKLogitsWarper
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.generation import preparation, scheduler

@@ -1,7 +1,4 @@
-"""Every argument of `generate` and every setting of `GenerationConfig` is honoured, refused, or has no effect, as the lists say.
-
-A name that a new Transformers brings fails the first test, by name.
-"""
+"""Every argument of `generate` and setting of `GenerationConfig` is honoured, refused or without effect, as the lists say; a new one fails the first test."""
 
 import inspect
 import re
@@ -12,21 +9,13 @@ import torch
 from support import eagle, tiny
 from support.small import PAD, VOCAB, Listener, llama, near, one, ragged, t5, tokenizer
 from support.tiny import cache_of
-from transformers import (
-    CompileConfig,
-    GenerationConfig,
-    GenerationMixin,
-    LogitsProcessorList,
-    StoppingCriteria,
-    StoppingCriteriaList,
-    WatermarkingConfig,
-)
+from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList, StoppingCriteria, WatermarkingConfig
 from transformers.generation import ContinuousBatchingConfig
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.generation import arguments
 from hf_lossy_assist.generation.arguments import HONOURED, IGNORED, REFUSED, Settings
-from hf_lossy_assist.generation.draft_settings import STATE_DRAFTS, PromptLookup, choose_draft
+from hf_lossy_assist.generation.draft_settings import PromptLookup, choose_draft
 from hf_lossy_assist.models.row_model import RowModel
 
 
@@ -45,9 +34,9 @@ def test_every_name_of_transformers_stands_in_one_list():
 
 
 def test_the_page_is_what_the_table_writes():
-    assert arguments_page.PAGE.read_text(encoding="utf-8") == arguments_page.write_page(), (
-        "python tools/arguments_page.py"
-    )
+    assert (
+        arguments_page.PAGE.read_text(encoding="utf-8") == arguments_page.write_page()
+    )  # python tools/arguments_page.py
 
 
 @pytest.fixture(scope="module")
@@ -67,9 +56,8 @@ def ours(models, **settings):
 
 def stock(models, **settings):
     """Transformers' own text of the target alone."""
-    return GenerationMixin.generate(
-        models[0], **given(ragged() | {"max_new_tokens": NEW, "do_sample": False} | settings)
-    )
+    needed = {"max_new_tokens": NEW, "do_sample": False}
+    return GenerationMixin.generate(models[0], **given(ragged() | needed | settings))
 
 
 def same(ours, expected):
@@ -96,8 +84,8 @@ TEXTS = {
     "kwargs": {"attention_mask": torch.tensor([[1] * 9, [0] * 6 + [1] * 3, [0] + [1] * 8])},
     "logits_processor": {
         "logits_processor": LogitsProcessorList([lambda ids, scores: scores.index_fill(1, torch.arange(20, 60), -9.0)])
-    },
-    "stopping_criteria": {"stopping_criteria": StoppingCriteriaList([AtFourteen()])},
+    },  # fmt: skip
+    "stopping_criteria": {"stopping_criteria": [AtFourteen()]},
     "prefix_allowed_tokens_fn": {"prefix_allowed_tokens_fn": lambda row, ids: list(range(4 + row, VOCAB, 2))},
     "max_length": {"max_length": 14, "max_new_tokens": ...},
     "max_new_tokens": {"max_new_tokens": 5},
@@ -136,9 +124,7 @@ def test_warpers_that_leave_several_tokens(models):
     assert torch.allclose(*first, atol=1e-4) and 0 < first[0].isneginf().float().mean() < 1
 
 
-@pytest.mark.parametrize(
-    "first", [0, pytest.param(1, marks=pytest.mark.full), pytest.param(2, marks=pytest.mark.full)]
-)
+@pytest.mark.parametrize("first", [0, *(pytest.param(n, marks=pytest.mark.full) for n in (1, 2))])
 def test_an_honoured_setting_changes_the_text_as_in_transformers(models, first):
     for name, settings in list(TEXTS.items())[first::3]:
         expected = stock(models, **settings)
@@ -207,10 +193,8 @@ def test_settings_of_the_draft(models):
     assert max(sent for sent, _ in rounds(models, num_assistant_tokens=3)) == 3
     assert max(sent for sent, _ in rounds(models, num_assistant_tokens=9)) == 9
     assert max(sent for sent, _ in rounds(models, assistant_confidence_threshold=1.0)) == 1
-    itself = models[0], llama()
-    assert (
-        max(sent for sent, _ in rounds(itself, num_assistant_tokens=2, num_assistant_tokens_schedule="heuristic")) > 2
-    )
+    longer = {"num_assistant_tokens": 2, "num_assistant_tokens_schedule": "heuristic"}
+    assert max(sent for sent, _ in rounds((models[0], llama()), **longer)) > 2
 
 
 def test_other_ways_to_draft(models):
@@ -225,9 +209,7 @@ def test_other_ways_to_draft(models):
         rounds(models, assistant_model=None, prompt_lookup_num_tokens=4, assistant_early_exit=1)
 
 
-@pytest.mark.parametrize(
-    "name", ["llama", *(pytest.param(name, marks=pytest.mark.full) for name in ("gemma3", "lfm2"))]
-)
+@pytest.mark.parametrize("name", ["llama", *(pytest.param(n, marks=pytest.mark.full) for n in ("gemma3", "lfm2"))])
 def test_prompts_are_read_in_pieces(name, monkeypatch):
     """`prefill_chunk_size`, of the target and of its draft."""
     widths, feed = [], RowModel.feed
@@ -245,17 +227,6 @@ def test_prompts_are_read_in_pieces(name, monkeypatch):
     whole, before = max(widths), len(widths)
     assert same(ours(pair, prefill_chunk_size=3), expected) and whole == 8
     assert max(widths[before:]) == 3 and len(widths) - before >= 3 * before
-
-
-@pytest.mark.nightly
-def test_compiled_rounds(models):
-    """`cache_implementation`, `compile_config`, `disable_compile`: the text stays."""
-    graphs, expected = CompileConfig(backend="eager"), stock(models)
-    settings = {"return_dict_in_generate": True, "cache_implementation": "static", "compile_config": graphs}
-    out = ours(models, **settings)
-    assert same(out.sequences, expected) and out.speculation.num_compiled_rounds > 0
-    out = ours(models, **settings, disable_compile=True)
-    assert same(out.sequences, expected) and out.speculation.num_compiled_rounds == 0
 
 
 def test_without_a_cache_the_text_is_the_same_and_the_output_holds_none():
@@ -277,34 +248,16 @@ def test_a_process_alone_is_in_step(models):
         assert same(ours(models, synced_gpus=synced_gpus), stock(models))
 
 
-@pytest.mark.skipif(not STATE_DRAFTS, reason="this Transformers has no MTP")
-def test_drafting_from_the_targets_states(models, tmp_path):
-    """`use_mtp`; with this package's own drafters `speculation_type` says nothing."""
-    target = eagle.mtp_target(eagle.write_mtp(tmp_path, 1))
-    prompt = {"input_ids": torch.tensor([[3, 4, 5, 3, 2]]), "attention_mask": ...}
-    out = ours((target, None), **(PROMPT | prompt), use_mtp=True, return_dict_in_generate=True)
-    assert same(out.sequences, stock((target,), **(PROMPT | prompt)))
-    assert out.speculation.num_draft_tokens > 0
-    by_runner = {"custom_generate": hla.Runner("strict"), "assistant_model": ..., "use_mtp": True}
-    again = ours((target, None), **(PROMPT | prompt | by_runner), lossy_policy=..., return_dict_in_generate=True)
-    assert same(again.sequences, out.sequences) and again.speculation.num_draft_tokens > 0
+def test_drafting_from_the_targets_states(models):
+    """`use_mtp` is in test_lossless.py; with this package's own drafters `speculation_type` says nothing."""
     dflash = hla.DFlashDrafter(eagle.dflash_network(models[0], target_layers=(0, 1)))
     assert same(ours((models[0], dflash), speculation_type="dflash"), stock(models))
 
 
-OTHER_TESTS = (
-    test_prompts_are_read_in_pieces,
-    test_without_a_cache_the_text_is_the_same_and_the_output_holds_none,
-    test_compiled_rounds, test_drafting_from_the_targets_states,
-    test_settings_of_encoder_decoders, test_warpers_that_leave_several_tokens, test_outputs, test_sampling_and_several_sequences, test_settings_of_the_draft,
-    test_a_streamer_hears_every_token, test_time_that_is_over_ends_the_text_after_a_round, test_other_ways_to_draft,
-    test_values_that_are_not_numbers_are_removed,
-    test_a_process_alone_is_in_step,  # and tests/models/test_in_step.py
-)  # fmt: skip
-
-
 def test_every_honoured_name_is_tried():
-    tried = {name for test in OTHER_TESTS for name in re.findall(r"\w+", inspect.getsource(test))} | TEXTS.keys()
+    compiled = {"cache_implementation", "compile_config", "disable_compile"}  # tests/engine/test_compiled.py
+    tests = [test for name, test in globals().items() if name.startswith("test_") and test is not test_every_honoured_name_is_tried]  # fmt: skip
+    tried = {name for test in tests for name in re.findall(r"\w+", inspect.getsource(test))} | TEXTS.keys() | compiled
     assert not HONOURED - tried
 
 
@@ -312,22 +265,11 @@ def test_every_honoured_name_is_tried():
 
 
 VALUES = {
-    "custom_generate": hla.Runner("svip", llama()),
-    "num_beams": 4,
-    "token_healing": True,
-    "return_token_timestamps": True,
-    "guidance_scale": 2.0,
-    "output_attentions": True,
-    "output_hidden_states": True,
-    "assistant_ensemble_weight": 0.5,
-    "penalty_alpha": 0.6,
-    "dola_layers": "high",
-    "num_beam_groups": 2,
-    "diversity_penalty": 0.5,
-    "constraints": [object()],
-    "force_words_ids": [[5]],
-    "is_assistant": True,
-}
+    "custom_generate": hla.Runner("svip", llama()), "num_beams": 4, "token_healing": True, "return_token_timestamps": True,
+    "guidance_scale": 2.0, "output_attentions": True, "output_hidden_states": True, "assistant_ensemble_weight": 0.5,
+    "penalty_alpha": 0.6, "dola_layers": "high", "num_beam_groups": 2, "diversity_penalty": 0.5, "constraints": [object()],
+    "force_words_ids": [[5]], "is_assistant": True,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("where", ["at the call", "in the model's config", "Runner"])
@@ -364,18 +306,11 @@ def test_a_setting_of_a_newer_transformers_is_refused(models, monkeypatch):
 # -- without effect ---------------------------------------------------------------------------------------------------------
 
 IDLE = {
-    "negative_prompt_ids": PROMPT["input_ids"],
-    "negative_prompt_attention_mask": PROMPT["attention_mask"],
-    "early_stopping": True,
-    "length_penalty": 3.0,
-    "low_memory": True,
-    "cache_config": {"nbits": 2},
-    "assistant_lookbehind": 7,
-    "target_lookbehind": 6,
-    "max_cache_len": 400,
-    "continuous_batching_config": ContinuousBatchingConfig(),
+    "negative_prompt_ids": PROMPT["input_ids"], "negative_prompt_attention_mask": PROMPT["attention_mask"],
+    "early_stopping": True, "length_penalty": 3.0, "low_memory": True, "cache_config": {"nbits": 2}, "max_cache_len": 400,
+    "assistant_lookbehind": 7, "target_lookbehind": 6, "continuous_batching_config": ContinuousBatchingConfig(),
     "transformers_version": "5.0.0",
-}
+}  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore:Passing ContinuousBatchingConfig:FutureWarning")

@@ -1,12 +1,10 @@
-"""Proves that strict greedy decoding gives `model.generate`'s own tokens, one by one, whatever the draft and its length.
+"""Strict greedy decoding is `generate` for what the rows of test_lossless.py have not: other architectures, models of one row, odd vocabularies and masks.
 
-Everything runs in float32, where a block forward and a one-token forward differ by rounding only. `greedy` refuses reference
-texts in which such a difference could matter, and texts too monotonous to tell a right engine from a wrong one.
+`greedy` refuses reference texts in which rounding could matter; texts too monotonous to tell a right engine from a wrong one are refused here.
 """
 
 import itertools
 from functools import cache
-from typing import Any
 
 import pytest
 import torch
@@ -14,109 +12,62 @@ from support import tiny
 from support.tiny import NEVER_EMITTED, NEW, assisted, greedy, some_eos
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.models.row_cache import RowCache
 
 
 RAGGED = (9, 1, 4, 14)  # prompt lengths of the batch: one row starts from a single token
-
-
-def constant(gamma: int) -> dict[str, Any]:
-    return {"stop": {"name": "constant", "gamma": gamma}}
+GAMMAS = {kind: {"stop": {"name": "constant", "gamma": gamma}} for kind, gamma in zip(tiny.DRAFTS, (13, 5, 1, 5), strict=True)}  # fmt: skip
 
 
 @cache
-def reference(name: str, lengths: tuple[int, ...], eos: int, seed: int = 0) -> torch.Tensor:
+def reference(name, lengths, eos, seed=0):
     return greedy(tiny.shared(name), tiny.prompts(lengths, seed), eos_token_id=eos)
 
 
 @cache
-def draft_for(name: str, kind: str) -> Any:
+def draft_for(name, kind):
     return tiny.draft_of(tiny.shared(name), kind)
 
 
-# -- batches ------------------------------------------------------------------------------------------------------------
-
-
-ONLY_HERE = {"llama", "qwen2", "qwen3", "gemma2"}  # the others are targets of test_lossless.py
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.full if name in ONLY_HERE else pytest.mark.nightly)
-        for name in tiny.BATCHED
-    ],
-)
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["qwen2", "qwen3", "gemma2"])
 def test_ragged_batch(name):
-    model, inputs, width = tiny.shared(name), tiny.prompts(RAGGED), max(RAGGED)
     whole = reference(name, RAGGED, NEVER_EMITTED)
-    assert len(set(whole[:, width:].flatten().tolist())) > 8, "texts this monotonous prove nothing"
-    eos = some_eos(whole, width)
-    ended = reference(name, RAGGED, eos)
-    lengths = {int((row != tiny.PAD).sum()) for row in ended[:, width:]}
-    assert len(lengths) > 1, "no row ends before the others"
-    for kind, gamma in (("always", 40), ("often", 5), ("rarely", 13), ("never", 1), ("never", 5)):
-        out = assisted(model, inputs, draft_for(name, kind), constant(gamma), eos_token_id=NEVER_EMITTED)
-        assert torch.equal(out.sequences, whole), (kind, gamma)
+    assert len(set(whole[:, 14:].flatten().tolist())) > 8, "texts this monotonous prove nothing"
+    eos = some_eos(whole, 14)
+    assert len({int((row != tiny.PAD).sum()) for row in reference(name, RAGGED, eos)[:, 14:]}) > 1
+    for (kind, policy), end in itertools.product(GAMMAS.items(), (NEVER_EMITTED, eos)):
+        out = assisted(tiny.shared(name), tiny.prompts(RAGGED), draft_for(name, kind), policy, eos_token_id=end)
+        assert torch.equal(out.sequences, reference(name, RAGGED, end)), (kind, end)
         rate = out.speculation.draft_acceptance_rate
         assert {"always": rate == 1.0, "never": rate == 0.0}.get(kind, 0.0 < rate < 1.0)
-    for kind, gamma in (("often", 13), ("rarely", 2)):
-        out = assisted(model, inputs, draft_for(name, kind), constant(gamma), eos_token_id=eos)
-        assert torch.equal(out.sequences, ended), (kind, gamma)
-
-
-def test_finished_rows_are_dropped(monkeypatch):
-    """The rows that go on are the same ones after the caches were narrowed."""
-    counts, select = [], RowCache.select
-    monkeypatch.setattr(RowCache, "select", lambda cache, rows: (counts.append(len(rows)), select(cache, rows))[1])
-    lengths = (9, 1, 4, 14, 6, 3, 11, 2)
-    eos = some_eos(reference("qwen3", lengths, NEVER_EMITTED), max(lengths))
-    expected = reference("qwen3", lengths, eos)
-    out = assisted(tiny.shared("qwen3"), tiny.prompts(lengths), draft_for("qwen3", "often"), eos_token_id=eos)
-    assert torch.equal(out.sequences, expected)
-    assert counts and len(set(counts)) > 1, "this batch was meant to be narrowed more than once"
-
-
-# -- one row: encoder-decoders, convolution states, candidate generators ----------------------------------------------------
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", tiny.ONE_ROW)
 def test_models_of_one_row(name):
     for length, seed in ((14, 0), (1, 0)):
-        expected = reference(name, (length,), NEVER_EMITTED, seed)
-        ends = (NEVER_EMITTED, int(expected[0, -NEW // 2]))
-        inputs = tiny.prompts((length,), seed)
-        for (kind, gamma), end in itertools.product(zip(tiny.DRAFTS, (13, 5, 1, 5), strict=True), ends):
-            out = assisted(tiny.shared(name), inputs, draft_for(name, kind), constant(gamma), eos_token_id=end)
-            assert torch.equal(out.sequences, reference(name, (length,), end, seed)), (length, kind, gamma, end)
+        ends = (NEVER_EMITTED, int(reference(name, (length,), NEVER_EMITTED, seed)[0, -NEW // 2]))
+        for (kind, policy), end in itertools.product(GAMMAS.items(), ends):
+            inputs = tiny.prompts((length,), seed)
+            out = assisted(tiny.shared(name), inputs, draft_for(name, kind), policy, eos_token_id=end)
+            assert torch.equal(out.sequences, reference(name, (length,), end, seed)), (length, kind, end)
 
 
 @pytest.mark.full
 def test_target_and_draft_of_different_kinds():
-    """A row cache on one side, Transformers' cropped cache on the other; and a T5 draft with its own, smaller encoder."""
-    inputs = tiny.prompts((9,))
-    for target, draft in (("llama", "lfm2"), ("lfm2", "llama")):
-        out = assisted(tiny.shared(target), inputs, tiny.shared(draft), eos_token_id=NEVER_EMITTED)
-        assert torch.equal(out.sequences, reference(target, (9,), NEVER_EMITTED))
+    """A row cache on one side, Transformers' cropped cache on the other, and a T5 draft with a smaller encoder of its own.
+
+    A first round behind one token may draft nothing, so that the draft's cache has been fed nothing when it is rolled back by nothing.
+    """
     small = tiny.build("t5", seed=1, d_model=16, num_layers=1)
-    out = assisted(tiny.shared("t5"), tiny.prompts((14,)), small, eos_token_id=NEVER_EMITTED)
-    assert torch.equal(out.sequences, reference("t5", (14,), NEVER_EMITTED))
-
-
-@pytest.mark.full
-def test_a_prompt_of_one_token():
-    """The first round may draft nothing, so that the draft's cache has been fed nothing when it is rolled back by nothing."""
-    for target, draft in (("t5", "t5"), ("llama", "lfm2"), ("lfm2", "lfm2")):
-        model, inputs, near = tiny.shared(target), tiny.prompts((1,)), tiny.draft_of(tiny.shared(draft), "often")
+    near = {name: draft_for(name, "often") for name in ("t5", "lfm2", "llama")}
+    for target, draft in (("t5", small), ("t5", near["t5"]), ("llama", near["lfm2"]), ("lfm2", near["llama"]), ("lfm2", near["lfm2"])):  # fmt: skip
         for drafter in (None, hla.CompositeDrafter(first=hla.SuffixDrafter(min_match=1)))[: 1 + (target != "t5")]:
-            for new in (1, 2, 9):
+            for length, new in ((9, NEW), (1, 1), (1, 2), (1, 9)):
+                model, inputs = tiny.shared(target), tiny.prompts((length,))
                 settings = {"max_new_tokens": new, "eos_token_id": NEVER_EMITTED}
-                out = assisted(model, inputs, near, drafter=drafter, **settings)
-                assert torch.equal(out.sequences, greedy(model, inputs, **settings)), (target, drafter, new)
-
-
-# -- vocabularies, dtypes, inputs -----------------------------------------------------------------------------------------
+                out = assisted(model, inputs, draft, drafter=drafter, **settings)
+                assert torch.equal(out.sequences, greedy(model, inputs, **settings)), (target, drafter, length, new)
 
 
 def test_padded_vocabularies():
@@ -132,25 +83,19 @@ def test_padded_vocabularies():
     assert torch.equal(assisted(wide, inputs, narrow, eos_token_id=NEVER_EMITTED).sequences, expected)
 
 
-def test_int32_prompt():
-    inputs = tiny.prompts((9,))
-    ids = inputs["input_ids"].int()
-    out = assisted(tiny.shared("llama"), inputs | {"input_ids": ids}, draft_for("llama", "often"))
-    assert torch.equal(out.sequences, greedy(tiny.shared("llama"), inputs))
-
-
-def test_padding_id_inside_a_prompt_without_mask():
-    """Transformers then makes a mask of its own that hides the place. Either do the same or refuse: no other text."""
+def test_prompts_of_int32_and_with_the_padding_id_inside():
+    """Without a mask Transformers makes one that hides the place. Either do the same or refuse: no other text."""
+    model, draft, ids = tiny.shared("llama"), draft_for("llama", "often"), tiny.prompts((9,))["input_ids"]
+    assert torch.equal(assisted(model, {"input_ids": ids.int()}, draft).sequences, greedy(model, {"input_ids": ids}))
     for place in (4, 8):  # in the middle, and at the end
-        ids = tiny.prompts((9,))["input_ids"]
-        ids[0, place] = tiny.PAD
-        expected = greedy(tiny.shared("llama"), {"input_ids": ids})
+        hidden = ids.clone()
+        hidden[0, place] = tiny.PAD
         try:
-            out = assisted(tiny.shared("llama"), {"input_ids": ids}, draft_for("llama", "often"))
+            out = assisted(model, {"input_ids": hidden}, draft)
         except ValueError as error:
             assert "attention_mask" in str(error)
         else:
-            assert torch.equal(out.sequences, expected)
+            assert torch.equal(out.sequences, greedy(model, {"input_ids": hidden}))
 
 
 @pytest.mark.full

@@ -1,22 +1,12 @@
-"""Users of `generate` can rely on it with `lossy_policy="strict"`: greedy text and scores are Transformers' own, token
-for token, alone and in ragged batches; sampled text has the target's law and the filters asked for; outputs, caches,
-lengths, seeds and dtypes work as they do without a policy."""
+"""Scores, filters, seeds, outputs and dtypes of `generate` are with a policy what they are without."""
 
 import copy
 
 import pytest
 import torch
 from support.small import PAD, VOCAB, llama, near, one, ragged
-from transformers import (
-    LogitsProcessor,
-    LogitsProcessorList,
-    MinPLogitsWarper,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-    TypicalLogitsWarper,
-)
-from transformers.generation import GenerateDecoderOnlyOutput
+from transformers import LogitsProcessor, LogitsProcessorList
+from transformers.generation import GenerateDecoderOnlyOutput, logits_process
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.models.facts import CACHE
@@ -39,10 +29,8 @@ def draft(target):
 def greedy(target, draft, prompts, policy="strict", **settings):
     """(Transformers' own output, this package's) of one greedy call, both as dicts."""
     settings = {"max_new_tokens": NEW, "do_sample": False, "return_dict_in_generate": True} | settings
-    return (
-        target.generate(**prompts, **settings),
-        target.generate(**prompts, **settings, assistant_model=draft, lossy_policy=policy),
-    )
+    ours = {"assistant_model": draft, "lossy_policy": policy}
+    return target.generate(**prompts, **settings), target.generate(**prompts, **settings, **ours)
 
 
 class Parity(LogitsProcessor):
@@ -74,19 +62,15 @@ def test_greedy_text_and_scores_are_those_of_transformers(target, draft, name, s
         for kind in ("scores", "logits"):
             found, wanted = (torch.stack(getattr(o, kind)[:end])[:, row] for o in (ours, expected))
             torch.testing.assert_close(found, wanted, atol=1e-4, rtol=0)
-    if name != "plain" and name != "min_new_tokens":  # the setting did something
-        assert not torch.equal(
-            target.generate(**PROMPTS[shape], max_new_tokens=NEW, do_sample=False), expected.sequences
-        )
+    if name == "two processors":  # they did something
+        assert not torch.equal(greedy(target, draft, PROMPTS[shape])[0].sequences, expected.sequences)
 
 
 WARPERS = (
-    ({"temperature": 0.6}, TemperatureLogitsWarper(0.6)),
-    ({"top_k": 5}, TopKLogitsWarper(5)),
-    ({"top_p": 0.7}, TopPLogitsWarper(0.7)),
-    ({"min_p": 0.2}, MinPLogitsWarper(0.2)),
-    ({"typical_p": 0.6}, TypicalLogitsWarper(0.6)),
-)
+    ("temperature", 0.6, logits_process.TemperatureLogitsWarper), ("top_k", 5, logits_process.TopKLogitsWarper),
+    ("top_p", 0.7, logits_process.TopPLogitsWarper), ("min_p", 0.2, logits_process.MinPLogitsWarper),
+    ("typical_p", 0.6, logits_process.TypicalLogitsWarper),
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("shape", PROMPTS)
@@ -94,16 +78,16 @@ def test_sampling_filters_are_applied_once_at_every_position(target, shape):
     """The scores are those of the finished text, read in one go and warped once; each token lies inside its filter."""
     prompts, draft = PROMPTS[shape], near(target, 0.6)  # q and p differ enough for rejections
     width = prompts["input_ids"].shape[1]
-    for setting, warper in WARPERS:
+    for setting, value, warper in WARPERS:
         torch.manual_seed(3)
         out = target.generate(
-            **prompts, **({"top_k": 0} | setting), max_new_tokens=NEW, do_sample=True, assistant_model=draft,
+            **prompts, **({"top_k": 0} | {setting: value}), max_new_tokens=NEW, do_sample=True, assistant_model=draft,
             lossy_policy="strict", return_dict_in_generate=True, output_scores=True,
         )  # fmt: skip
         mask = torch.cat([prompts["attention_mask"], torch.ones(len(out.sequences), NEW, dtype=torch.long)], dim=1)
         with torch.no_grad():
             raw = target(out.sequences, attention_mask=mask, position_ids=mask.cumsum(1).sub(1).clamp(min=0)).logits
-        expected = warper(None, raw[:, width - 1 : -1].reshape(-1, VOCAB)).view(-1, NEW, VOCAB)
+        expected = warper(value)(None, raw[:, width - 1 : -1].reshape(-1, VOCAB)).view(-1, NEW, VOCAB)
         got = torch.stack(out.scores, dim=1)
         torch.testing.assert_close(got.double(), expected, atol=1e-3, rtol=0)
         assert got.gather(-1, out.sequences[:, width:, None]).isfinite().all(), setting
@@ -113,9 +97,7 @@ def test_sampling_filters_are_applied_once_at_every_position(target, shape):
 def test_a_seed_decides_what_is_sampled(target, draft):
     def sample(seed):
         torch.manual_seed(seed)
-        return target.generate(
-            **PROMPTS["ragged"], max_new_tokens=NEW, do_sample=True, assistant_model=draft, lossy_policy="svip"
-        )
+        return target.generate(**ragged(), max_new_tokens=NEW, do_sample=True, assistant_model=draft, lossy_policy="svip")  # fmt: skip
 
     assert torch.equal(sample(5), sample(5))
     assert not torch.equal(sample(5), sample(6))
@@ -132,28 +114,10 @@ def test_the_output_is_transformers_class_with_one_field_more(target, draft):
 def test_target_and_draft_may_have_different_dtypes(target, draft):
     pairs = (("float32", "bfloat16"), ("bfloat16", "float32"), ("float64", "float32"), ("float32", "float64"))
     for dtypes in pairs:
-        cast, cast_draft = (
-            copy.deepcopy(m).to(getattr(torch, d)) for m, d in zip((target, draft), dtypes, strict=True)
-        )
+        cast, cast_draft = (copy.deepcopy(m).to(getattr(torch, d)) for m, d in ((target, dtypes[0]), (draft, dtypes[1])))  # fmt: skip
         expected, out = greedy(cast, cast_draft, PROMPTS["ragged"])
         same = 10 if dtypes[0] == "bfloat16" else None  # blocks differ from single tokens in its last bits
         assert out.sequences.shape == expected.sequences.shape
         assert torch.equal(out.sequences[:, :same], expected.sequences[:, :same]), dtypes
         settings = {"max_new_tokens": 8, "do_sample": True, "assistant_model": cast_draft, "lossy_policy": "strict"}
         assert cast.generate(**PROMPTS["ragged"], **settings).shape == (3, 9 + 8)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("devices", [("cuda", "cpu"), ("cpu", "cuda"), ("cuda", "cuda")], ids="-".join)
-def test_target_and_draft_may_be_on_different_devices(target, draft, devices):
-    moved_target, moved_draft = (
-        copy.deepcopy(m).to(device) for m, device in zip((target, draft), devices, strict=True)
-    )
-    prompts = {name: x.to(devices[0]) for name, x in PROMPTS["ragged"].items()}
-    expected, out = greedy(moved_target, moved_draft, prompts, output_scores=True)
-    assert torch.equal(expected.sequences, out.sequences)
-    sampled = moved_target.generate(
-        **prompts, max_new_tokens=8, do_sample=True, top_p=0.9, assistant_model=moved_draft, lossy_policy="svip"
-    )
-    assert sampled.shape == (3, 9 + 8) and sampled.device.type == devices[0]

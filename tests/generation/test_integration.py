@@ -11,6 +11,7 @@ from support.tiny import lora, peft_warns
 from transformers import AutoModelForCausalLM, GenerationConfig, GenerationMixin, LlamaForCausalLM, pipeline
 
 import hf_lossy_assist as hla
+from hf_lossy_assist.models import row_model
 
 
 NEW = 20
@@ -204,6 +205,36 @@ def test_lora_adapters_take_part(wrapped):
         bare = target.generate(**prompts, **ENDS, assistant_model=near(llama()), lossy_policy="strict")
     assert torch.equal(bare, reference(base, prompts))
     assert not hla.is_enabled(hla.disable(target))
+
+
+@peft_warns
+@pytest.mark.parametrize("packing", [False, True])
+def test_an_adapter_for_each_row(packing, monkeypatch):
+    """Rows of one batch have PEFT's `adapter_names`, and end at different places."""
+    import peft
+
+    if packing:  # at any gain
+        monkeypatch.setattr(row_model, "PACKED_FROM", 0)
+        monkeypatch.setattr(row_model, "PACKED_BELOW", 1.0)
+    target = llama()
+    draft = near(target, 0.1)
+    model = lora(target, 1)
+    torch.manual_seed(2)
+    model.add_adapter(
+        "second", peft.LoraConfig(r=4, lora_alpha=32, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    )
+    model.double()
+    names = ["default", "second", "__base__", "second"]
+    settings = {"max_new_tokens": 16, "do_sample": False, "eos_token_id": list(range(4, 24)), "pad_token_id": 0}
+    inputs = ragged((0, 2, 4, 5))
+    expected = model.generate(**inputs, **settings, adapter_names=names)
+    ends = {(row == 0).sum().item() for row in expected[:, 9:]}
+    assert len(ends) > 2  # rows ended apart
+    hla.enable(model)
+    for drafted in (2, 5):
+        ours = {"assistant_model": draft, "lossy_policy": "strict", "num_assistant_tokens": drafted}
+        assert torch.equal(model.generate(**inputs, **settings, adapter_names=names, **ours), expected)
+    assert torch.equal(model.generate(**inputs, **settings, adapter_names=names), expected)
 
 
 @peft_warns

@@ -1,6 +1,7 @@
 """Proves what a collected dataset says: every number by plain forwards on texts rebuilt from the data, every distribution by counting."""
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import hf_lossy_assist as hla
 from hf_lossy_assist import ModelIdentity, demo
 from hf_lossy_assist.methods.sprinter.collect import CollectSettings, collect
 from hf_lossy_assist.tasks.prompts import PromptText, read_texts
-from hf_lossy_assist.training.verifier_dataset import KINDS, label_acceptable, read_dataset
+from hf_lossy_assist.training.verifier_dataset import KINDS, REPLACED, label_acceptable, read_dataset
 
 
 ORIGINAL, DRAFT, TARGET, MIXED = range(4)
@@ -58,9 +59,13 @@ def warped(logits: torch.Tensor, settings: CollectSettings) -> torch.Tensor:
     return torch.zeros_like(p).scatter(-1, order, nucleus / nucleus.sum(dim=-1, keepdim=True))
 
 
+def close(features: list[float], states: torch.Tensor) -> bool:
+    return torch.allclose(torch.tensor(features), states.float(), atol=1e-3, rtol=1e-3)
+
+
 @torch.no_grad()
 def compare(pair: Any, text: list[int], at: int, records: list[dict[str, Any]], settings: CollectSettings) -> None:
-    """Token, p, q, distance and features of `records`, the first of which is behind text[:at]."""
+    """Token, p, q, distance and, where they are those that predict it, features of `records`, the first of which is behind text[:at]."""
     target, draft, _ = pair
     ids = torch.tensor([text])
     both = []
@@ -73,7 +78,7 @@ def compare(pair: Any, text: list[int], at: int, records: list[dict[str, Any]], 
         x = record["token"]
         want = [float(p[i, x]), float(q[i, x]), float((p[i] - q[i]).abs().sum() / 2)]
         assert [record["p"], record["q"], record["distance"]] == pytest.approx(want, abs=2e-4)
-        assert torch.allclose(torch.tensor(record["features"]), hidden[i], atol=1e-3, rtol=1e-3)
+        assert settings.mix is not None or close(record["features"], hidden[i])
         assert record["q"] > 0
         if not settings.do_sample:
             assert record["q"] == 1 and record["p"] in (0, 1) and x == int(q[i].argmax())
@@ -138,14 +143,38 @@ def test_every_kind_by_plain_forwards(tmp_path, sampling):
 
 
 @torch.no_grad()
-def rebuilt(draft: Any, text: list[int], features: list[float]) -> int:
-    """The one token behind `text` whose draft state is `features`."""
-    every = torch.arange(small.VOCAB)[:, None]
-    ids = torch.cat([torch.tensor([text]).expand(small.VOCAB, -1), every], dim=1)
+def rebuilt(draft: Any, text: list[int], features: list[float], *behind: int) -> int:
+    """The one token behind `text` for which the draft's state, after a token behind it if there is one, is `features`."""
+    ids = torch.tensor([[*text, token, *behind] for token in range(small.VOCAB)])
     hidden = draft(ids, output_hidden_states=True).hidden_states[-1][:, -1]
     off = (hidden - torch.tensor(features)).abs().amax(dim=1)
     assert off.min() < 1e-3 < off.sort().values[1]
     return int(off.argmin())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("mix", [0.5, *(pytest.param(mix, marks=pytest.mark.full) for mix in (0.0, 1.0))])
+def test_replaced_tokens_by_plain_forwards(tmp_path, mix):
+    """For SpecDec++ a record is the draft's token, with its own state, behind a text of which the share `mix` is the target's own draw."""
+    pair, given, settings = tiny_pair(), word_prompts(5, 8, 3, 6), CollectSettings(new_tokens=10, mix=mix)
+    accepted, expected, spread = 0, 0.0, 0.0
+    for (number, kind), records in run(tmp_path, pair, given, new_tokens=10, mix=mix).items():
+        text = pair[2](given[number].prompt)["input_ids"]
+        assert kind == 0 and [record["position"] for record in records] == list(range(10))
+        for i, record in enumerate(records):
+            compare(pair, text, len(text), [record], settings)
+            output = pair[1](torch.tensor([[*text, record["token"]]]), output_hidden_states=True)
+            assert close(record["features"], output.hidden_states[-1][0, -1])
+            if i + 1 == len(records):
+                break
+            text.append(rebuilt(pair[1], text, records[i + 1]["features"], records[i + 1]["token"]))
+            chance, is_draft = 1 - mix + mix * record["p"], text[-1] == record["token"]
+            accepted, expected, spread = accepted + is_draft, expected + chance, spread + chance * (1 - chance)
+    assert float(accepted) == pytest.approx(expected, abs=3.5 * math.sqrt(spread) + 1e-4)
+    assert mix == 0 or spread > 1
+    facts, card = read_dataset(tmp_path / "data"), (tmp_path / "data" / "README.md").read_text()
+    assert facts.kinds == [REPLACED] and len(facts) == 40 and facts.facts["settings"]["mix"] == mix
+    assert card_problems(card) == ([], []) and "hf-lossy fit specdec" in card and "SPRINTER" not in card
 
 
 @pytest.mark.full

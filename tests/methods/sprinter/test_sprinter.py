@@ -1,4 +1,4 @@
-"""Proves that SPRINTER runs the paper's loop: against a slow version of it with plain forwards, by hand, and by enumeration.
+"""Proves that SPRINTER is its parts and runs the paper's loop: against a slow version of it with plain forwards, by hand, and by enumeration.
 
 Zhong et al., "Speeding up Speculative Decoding via Sequential Approximate Verification" (huggingface.co/papers/2502.04557).
 """
@@ -15,12 +15,13 @@ import torch
 from support import slow_loop, tiny
 from support.distributions import Tables, V, first_two
 from support.heads import draft_of, head_for, sure
+from support.refusals import contents, refused
 from support.slow_loop import assert_same, texts
 from support.tiny import NEVER_EMITTED, NEW, assisted, greedy, prompts, some_eos
 from transformers import StoppingCriteria, StoppingCriteriaList
 
 import hf_lossy_assist as hla
-from hf_lossy_assist import AllButLast, HeadConfig, LinearHead
+from hf_lossy_assist import AllButLast, HeadConfig, HeadStop, LinearHead, LossyPolicy, as_policy
 from hf_lossy_assist.drafters.model import AssistantRun
 
 
@@ -211,9 +212,6 @@ def test_distribution_by_enumeration(certain):
             torch.testing.assert_close(first_two(AllButLast(), tables, gamma, certain), law, atol=1e-12, rtol=0)
 
 
-# -- lossless alone -------------------------------------------------------------------------------------------------------
-
-
 # -- what a call says -----------------------------------------------------------------------------------------------------
 
 
@@ -248,3 +246,64 @@ def test_unseen_tokens_are_counted():
     assert f"never checked by the target │ {share}" in " ".join(str(first).split())
     strict = assisted(target, prompts(RAGGED), draft).speculation
     assert "never checked" not in str(strict) and strict.to_dict()["num_unchecked_tokens"] == 0
+
+
+# -- its forms ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_parts():
+    head = sure(0.5)
+    policy = hla.Sprinter(head)
+    assert policy == LossyPolicy(AllButLast(), HeadStop(head, 0.5, 20, 0.0)) == as_policy(head) and not policy.lossless
+    assert hash(policy) == hash(as_policy(head)) and hla.Sprinter(sure(0.5)) == policy != Sprinter(sure(0.4))
+    assert policy.heads() == {"stop_head": head} and policy != Sprinter(head, 0.6)
+    for settings, error in (
+        ({"threshold": -0.1}, ValueError), ({"threshold": math.nan}, ValueError), ({"threshold": "0.5"}, TypeError),
+        ({"max_draft": 0}, ValueError), ({"max_draft": 2.0}, TypeError), ({"patience": 1.5}, ValueError),
+    ):  # fmt: skip
+        refused(lambda settings=settings: Sprinter(head, **settings), f"HeadStop.{next(iter(settings))}", error)
+    refused(lambda: Sprinter("org/head"), "expected Head, got", TypeError)
+    specs = {"features": hla.FeatureSpec("target")}, {"features": hla.FeatureSpec(position="token")}
+    for config in ({"polarity": "important"}, *specs):
+        head = LinearHead(HeadConfig(32, **config))
+        refused(lambda head=head: Sprinter(head), r"P\(acceptable\).*this head computes")
+    refused(lambda: as_policy("sprinter"), "the method sprinter takes head, ")
+    assert as_policy({"rule": "all_but_last"}) == LossyPolicy(AllButLast())
+
+
+def test_json(tmp_path):
+    head = head_for(draft_of("llama"))
+    fresh = Sprinter(sure(0.5))
+    refused(fresh.to_dict, "never saved has no JSON form: head.save_pretrained")
+    assert "LinearHead" in str(fresh)
+    head.save_pretrained(saved := str(tmp_path / "head"))
+    head.source = None  # `head_for` keeps it for other tests
+    loaded = hla.Head.from_pretrained(saved)
+    policy = Sprinter(loaded, 0.3, 7, 0.5)
+    assert policy.to_dict() == {
+        "rule": {"name": "all_but_last"},
+        "stop": {"name": "head", "head": saved, "threshold": 0.3, "max_draft": 7, "patience": 0.5},
+    }
+    for form in (policy.to_dict(), json.dumps(policy.to_dict()), str(policy)):
+        assert as_policy(form) == policy
+    assert as_policy({"stop": {"name": "head", "head": head}}) == LossyPolicy(stop=HeadStop(head))
+    refused(lambda: as_policy({"stop": "head"}), "the stop head takes head, ")
+    refused(lambda: as_policy({"stop": {"name": "head", "head": str(tmp_path / "none")}}), "neither a folder here")
+
+
+def test_an_error_while_saving_a_policy_leaves_what_was(tmp_path, monkeypatch):
+    goal, policy = tmp_path / "policy", Sprinter(sure(0.5))
+    Sprinter(sure(0.7), 0.2).save_pretrained(goal)
+    before = contents(tmp_path)
+
+    def fail(*_, **__):
+        raise KeyboardInterrupt
+
+    for name in ("render", "Head.write"):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(f"hf_lossy_assist.policy.policy.{name}", fail)
+            policy.save_pretrained(goal)
+        assert contents(tmp_path) == before and policy.stop.head.source is None
+    (goal / "README.md").unlink()
+    policy.save_pretrained(goal)
+    assert LossyPolicy.from_pretrained(goal) == policy and policy.stop.head.source == str(goal / "stop_head")

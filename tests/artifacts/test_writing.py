@@ -76,9 +76,8 @@ def test_saving_into_a_folder_with_links_and_what_is_no_file(tmp_path):
                 (made / name).write_text("new")
 
     save(folder, "a.json", "b.json")
-    assert (folder / "a.json").is_symlink() and (tmp_path / "blob").read_text() == (
-        folder / "b.json"
-    ).read_text() == "new"
+    assert (folder / "a.json").is_symlink()
+    assert (tmp_path / "blob").read_text() == (folder / "b.json").read_text() == "new"
     os.mkfifo(folder / "d.json")
     refused(lambda: save(folder, "c.json", "d.json"), "d.json is no regular file")
     assert sorted(os.listdir(folder)) == ["a.json", "b.json", "d.json"] and (folder / "d.json").is_fifo()

@@ -32,21 +32,15 @@ def test_every_row_has_a_source_and_a_way():
     for found in find_published("meta-llama/Meta-Llama-3.1-8B-Instruct"):
         ways = {EAGLE: "--drafter ", PICKLE: "assistant_model=hla.load_drafter("}
         way = ways.get(found["kind"], "--assistant ")
-        assert (
-            found["line"].startswith(way)
-            and found["draft"] in found["line"]
-            and found["source"].startswith("https://")
-        )
+        assert found["line"].startswith(way) and found["draft"] in found["line"]
+        assert found["source"].startswith("https://")
     assert {kind for _, _, kind, _ in _TABLE} == {MODEL, EAGLE, PICKLE, DSPARK, PARALLEL, DFLASH}
 
 
 def test_the_command(hf_lossy):
     found = hf_lossy("suggest", "Qwen/Qwen3-8B")
-    assert (
-        found.code == 0
-        and "--assistant Qwen/Qwen3-0.6B" in found.out
-        and "hf-lossy compare --model Qwen/Qwen3-8B" in found.out
-    )
+    assert found.code == 0 and "--assistant Qwen/Qwen3-0.6B" in found.out
+    assert "hf-lossy compare --model Qwen/Qwen3-8B" in found.out
     assert hf_lossy("suggest", "Qwen/Qwen3-8B", "--json").json[0]["draft"] == "Qwen/Qwen3-0.6B"
     none = hf_lossy("suggest", "org/model")
     assert none.code == 0 and "no draft for org/model" in none.out and "--drafter suffix" in none.out

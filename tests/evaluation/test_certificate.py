@@ -159,18 +159,6 @@ def test_a_drafter_beside_a_target_in_another_precision(recwarn):
     assert not [warning for warning in recwarn if "certificate" in str(warning.message)]
 
 
-def test_a_policy_edited_by_hand_is_doubted(models, tmp_path):
-    """k = 4 was certified; the file says 40."""
-    replace(POLICY, certificate=certify(models)).save_pretrained(tmp_path / "policy")
-    same = hla.LossyPolicy.from_pretrained(tmp_path / "policy")
-    assert compute_fingerprint(same) == same.certificate.fingerprint
-    file = tmp_path / "policy" / "policy.json"
-    file.write_text(file.read_text().replace('"k": 4', '"k": 40'))
-    edited = hla.LossyPolicy.from_pretrained(tmp_path / "policy")
-    assert edited.rule == hla.TopK(40)
-    assert edited.certificate.doubts({}, {}, compute_fingerprint(edited))[0].startswith("another policy than ")
-
-
 def test_a_fingerprint_is_of_what_a_head_says_and_not_of_where_it_lies(tmp_path):
     head = hla.demo.head()
     first = hla.sprinter(head)

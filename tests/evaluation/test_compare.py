@@ -75,38 +75,6 @@ def test_a_target_on_disk_is_measured_like_another(tmp_path):
     assert len(texts) == 4 and texts[1:] == texts[:1] * 3
 
 
-@pytest.mark.nightly
-@pytest.mark.filterwarnings("ignore:.*this policy is lossy")
-def test_an_interrupted_run_goes_on_to_the_same_texts(hf_lossy, tmp_path, monkeypatch):
-    more = ("--no-static", "--policies", "svip,top_k:k=2+svip", "--batch-size", "1,2")
-    whole = hf_lossy(*SHORT, *more, "--out", tmp_path / "whole")
-    assert whole.code == 0, whole.err
-    original, calls = TextWriter.write, []
-
-    def impatient(self, *args):
-        calls.append(args)
-        if len(calls) == 13:  # ten warm-ups, and in the middle of the first batch
-            raise KeyboardInterrupt
-        return original(self, *args)
-
-    monkeypatch.setattr(TextWriter, "write", impatient)
-    stopped = hf_lossy(*SHORT, *more, "--out", tmp_path / "found")
-    assert stopped.code == 130 and "the same command with --resume goes on" in stopped.out
-    assert not (tmp_path / "found").exists()
-    assert "pass --resume to go on" in hf_lossy(*SHORT, *more, "--out", tmp_path / "found").line
-    other = hf_lossy(*SHORT, *more, "--gamma", 3, "--out", tmp_path / "found", "--resume")
-    assert "was made with arms" in other.line
-    (tmp_path / "found.partial" / ".00001-000001.json.part").write_text('{"torn')
-    assert hf_lossy(*SHORT, *more, "--out", tmp_path / "found", "--resume").code == 0
-    assert not (tmp_path / "found.partial").exists()
-    one, other = (read(tmp_path / name) for name in ("whole", "found"))
-    key = lambda line: (line["batch_size"], line["arm"], line["prompt"])  # noqa: E731
-    texts = [{key(line): line["token_ids"] for line in run[0]} for run in (one, other)]
-    assert texts[0] == texts[1] and len(texts[0]) == 2 * 2 * 5
-    for name in ("arm", "batch_size", "new_tokens", "equal", "right", "lossy", "acceptance", "tokens_per_target_call"):
-        assert [row[name] for row in one[1]] == [row[name] for row in other[1]], name
-
-
 @pytest.mark.full
 def test_prompts_of_a_file_have_no_right_answers(hf_lossy, tmp_path):
     file = prompts_file(tmp_path, 3)

@@ -133,9 +133,8 @@ def test_the_best_of_many_has_to_be_clearer():
     many = compute_metrics(answers + more, ARMS + [replace(ARMS[2], name=f"svip {n}") for n in range(20)])
     assert few[1].of_target == many[1].of_target and few[1].of_target_all == few[1].of_target
     assert many[1].of_target_all.low < 1 < many[1].of_target.low
-    assert recommend(few, 1).startswith("use svip") and recommend(many, 1).startswith(
-        "no clear gain: svip, the fastest"
-    )
+    assert recommend(few, 1).startswith("use svip")
+    assert recommend(many, 1).startswith("no clear gain: svip, the fastest")
 
 
 def test_one_batch_of_prompts_shows_no_gain():

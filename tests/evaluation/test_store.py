@@ -3,7 +3,6 @@
 import os
 from dataclasses import replace
 
-import pytest
 import torch
 from support.runs import ARMS, a_run
 
@@ -52,18 +51,6 @@ def test_stored_answers_are_there_again(tmp_path):
     assert sorted(found.answers, key=repr) == ANSWERS and {first for _, first in calls} == {1}
     assert sorted(os.listdir(tmp_path / "found")) == ["answers.jsonl", "run.json", "summary.csv"]
     assert os.listdir(tmp_path) == ["found"] and sorted(read_run(tmp_path / "found")[1], key=repr) == ANSWERS
-
-
-def test_a_run_that_is_killed_while_it_finishes_has_lost_nothing(tmp_path, monkeypatch):
-    def killed(*_):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr("hf_lossy_assist.training.run_folder.os.rename", killed)
-        with pytest.raises(KeyboardInterrupt):
-            compare(tmp_path / "found", 2)
-    assert compare(tmp_path / "found", 2, resume=True)[1] == []
-    assert (tmp_path / "found" / "answers.jsonl").is_file()
 
 
 def test_a_run_is_of_its_right_answers_and_heads_too(tmp_path):

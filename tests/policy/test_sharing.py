@@ -1,12 +1,14 @@
-"""Heads and policies to a Hub and back, with the real client: bit by bit, pinned, private, gated, offline, and refused."""
+"""Heads and policies to a Hub and back, with the real client: bit by bit, pinned, private, gated, offline, and refused in one line."""
 
+import itertools
+import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from huggingface_hub import HfApi, constants, create_repo, model_info, upload_file
+from huggingface_hub import HfApi, constants, create_repo, hf_hub_download, model_info, upload_file
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -44,7 +46,7 @@ def commits(hub: Any, repo: str = REPO) -> int:
 
 def linear(seed: int = 0) -> LinearHead:
     torch.manual_seed(seed)
-    return LinearHead(HeadConfig(4, lam=1.2)).eval()
+    return LinearHead(HeadConfig(4, lam=1.2, label=f"of seed {seed}")).eval()
 
 
 # -- heads ------------------------------------------------------------------------------------------------------------
@@ -205,17 +207,18 @@ LOADERS = (Head.from_pretrained, LossyPolicy.from_pretrained, pull)
 
 
 def test_private_and_gated_and_missing(hub):
+    """Errors of the kind that the Hub's users know, in one line."""
     push(SHIPPED, REPO, private=True)
     push(SHIPPED, "org/gated")
     hub.gate("org/gated")
-    for load in LOADERS:
-        for token in (hub.other_token, False):  # before it is cached: the client falls back on what it has
-            with pytest.raises(RepositoryNotFoundError):
-                load(REPO, token=token)
-            with pytest.raises(GatedRepoError):
-                load("org/gated", token=token)
-        with pytest.raises(RepositoryNotFoundError):
-            load("org/nothing")
+    create_repo("org/own")
+    missing = {REPO: RepositoryNotFoundError, "org/nothing": RepositoryNotFoundError, "org/gated": GatedRepoError}
+    for load, token in itertools.product(
+        LOADERS, (hub.other_token, False)
+    ):  # before it is cached: the client falls back on what it has
+        for name, kind in (missing | {"org/own@v9": RevisionNotFoundError}).items():
+            with pytest.raises(kind, match=rf"\A[^\n]*{name}: 4[^\n]*\Z"):
+                load(name, token=token)
     assert model_info(REPO).private
     for load in LOADERS:
         assert load(REPO, token=hub.token) and load("org/gated")
@@ -286,3 +289,77 @@ def test_pull_overwrites_nothing_and_leaves_nothing_half_done(hub, tmp_path):
     with pytest.raises(ValueError, match="is no folder of a head"):
         pull("org/else", tmp_path / "new")
     assert [p.name for p in tmp_path.rglob("*")] == ["there"]
+
+
+@pytest.mark.parametrize("token", ["hf_bad\n", "hf_bäd"])
+def test_a_token_that_cannot_be_sent_is_not_shown(hub, hf_lossy, monkeypatch, token):
+    for given in (("pull", "org/it"), ("push", SHIPPED, "org/it")):
+        line = hf_lossy(*given, "--token", token).line
+        assert "hf_b" not in line and ("token" in line or token.isascii()), line
+    calls = (
+        lambda: push(SHIPPED, "org/it", token=token), lambda: pull("org/it", token=token),
+        lambda: LossyPolicy.from_pretrained("org/it", token=token),
+        lambda: linear().push_to_hub("org/it", token=token), lambda: Sprinter(linear()).push_to_hub("org/it", token=token),
+    )  # fmt: skip
+    for call in calls:
+        with pytest.raises((OSError, ValueError)) as error:
+            call()
+        assert "\n" not in str(error.value) and "hf_b" not in str(error.value)
+
+
+def test_a_hub_that_is_not_there_is_one_line(hub, monkeypatch):
+    nowhere = "http://127.0.0.1:9"
+    monkeypatch.setattr(constants, "ENDPOINT", nowhere)
+    monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", nowhere)
+    for share in (lambda name: push(SHIPPED, name), linear().push_to_hub, Sprinter(linear()).push_to_hub):
+        with pytest.raises(ConnectionError, match=r"\Aorg/it: the Hub was not reached: [^\n]*\Z"):
+            share("org/it")
+
+
+def damage(repo: str, *names: str) -> None:
+    """Overwrite the last bytes of cached files, as a bad disk or a broken download does."""
+    for name in names:
+        file = Path(hf_hub_download(repo, name)).resolve()
+        file.write_bytes(file.read_bytes()[:-3] + b"\0\0\0")
+
+
+@pytest.mark.full
+def test_a_damaged_download_is_downloaded_again(hub, hf_lossy):
+    linear().push_to_hub("org/head")
+    Sprinter(linear()).push_to_hub("org/policy")
+    for repo, name, load in (
+        ("org/head", "model.safetensors", Head.from_pretrained),
+        ("org/head", "model.safetensors", LossyPolicy.from_pretrained),
+        ("org/policy", "stop_head/model.safetensors", LossyPolicy.from_pretrained),
+    ):
+        for again in (lambda: load(repo, force_download=True), lambda: hf_lossy("pull", repo, "--force-download")):  # noqa: B023
+            damage(repo, name)
+            with pytest.raises(ValueError, match="force_download=True, or hf-lossy pull --force-download") as error:
+                load(repo)
+            assert "\n" not in str(error.value)
+            assert "--force-download" in hf_lossy("pull", repo).line
+            assert getattr(again(), "code", 0) == 0
+            load(repo)
+
+
+# -- a README.md that somebody wrote ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "save", [lambda seed, folder: linear(seed).save_pretrained(folder),
+             lambda seed, folder: Sprinter(linear(seed)).save_pretrained(folder)], ids=["head", "policy"],
+)  # fmt: skip
+def test_a_readme_that_somebody_wrote_stays(tmp_path, save):
+    save(0, tmp_path / "it")
+    card = (tmp_path / "it" / "README.md").read_text()
+    save(0, tmp_path / "it")  # the same once more: nothing to say
+    (tmp_path / "it" / "README.md").write_text(card + "\nWhat I found out.\n")
+    with pytest.warns(UserWarning, match="README.md stays as it is, and is not the card of what was saved") as caught:
+        save(1, tmp_path / "it")
+    assert len(caught) == 1 and "\n" not in str(caught[0].message)
+    assert (tmp_path / "it" / "README.md").read_text() == card + "\nWhat I found out.\n"
+    [config] = (tmp_path / "it").rglob("config.json")
+    assert json.loads(config.read_text())["label"] == "of seed 1"
+    (tmp_path / "it" / "README.md").unlink()
+    save(1, tmp_path / "it")
+    assert "of seed 1" in (tmp_path / "it" / "README.md").read_text()

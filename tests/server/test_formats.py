@@ -80,16 +80,6 @@ def test_the_text_is_that_of_generate(running):
             assert set(json.loads(choice.text)) == {"id", "ok"}
 
 
-def test_chats(running):
-    for given in (FORMAT, {"type": "json_object"}):
-        body = {"model": "demo", "messages": [TURN], "temperature": 0, "max_tokens": 30, "response_format": given}
-        chats = running.client().chat.completions
-        whole, streamed = chats.create(**body).choices[0], collect(chats.create(**body, stream=True))
-        assert streamed == (whole.message.content, whole.finish_reason) and streamed[0].startswith("{")
-        if whole.finish_reason == "stop":
-            assert isinstance(json.loads(whole.message.content), dict)
-
-
 class Answer(pydantic.BaseModel):
     kind: Literal["one", "two"]
     ok: bool

@@ -8,7 +8,18 @@ from contextlib import ExitStack, contextmanager
 
 import openai
 import pytest
-from support.serving import STREAMS, connect, half_body, head, post, rest, serving, unread_replies, unread_stream
+from support.serving import (
+    STALLS,
+    STREAMS,
+    connect,
+    half_body,
+    head,
+    post,
+    rest,
+    serving,
+    unread_replies,
+    unread_stream,
+)
 
 from hf_lossy_assist import demo
 from hf_lossy_assist.server.http import MOST_BYTES, MOST_OTHERS, count_connections
@@ -87,6 +98,21 @@ def test_a_reply_that_is_not_read_is_given_up(models, stalls):
         assert came.startswith(b"HTTP/1.1 200 ") and came.count(b"[DONE]") < STREAMS
         assert (b'"text": ' in came) == (stalls is unread_stream)
         assert b"[DONE]" in begun + rest(whole)
+
+
+@pytest.mark.full
+def test_clients_who_stall_delay_neither_others_nor_the_end(models):
+    """Some of each kind, with the key and without."""
+    given = GIVEN | {"model": "demo", "temperature": 0}
+    with ExitStack() as stack:
+        with serving(models, key="k", most=200, grace=0.3) as service:
+            text = service.client("k").completions.create(**given).choices[0].text
+            for number in range(8):
+                for stalled in STALLS.values():
+                    stack.enter_context(stalled(service.port, "k" if number % 2 else None))
+            assert service.client("k").completions.create(**given).choices[0].text == text
+            began = time.monotonic()
+        assert time.monotonic() - began < 15
 
 
 def test_what_a_client_sends_ahead_is_not_read(models):
@@ -168,9 +194,8 @@ def test_the_bodies_being_read_are_bounded(models):
 
 @pytest.mark.full
 def test_texts_that_outlast_the_grace_are_ended_by_name(models, monkeypatch):
-    monkeypatch.setattr(
-        models[0].generation_config, "eos_token_id", None
-    )  # or chance may end one before all have come
+    # Else chance may end one before all have come.
+    monkeypatch.setattr(models[0].generation_config, "eos_token_id", None)
     with serving(models, rows=1, grace=0.3) as service:
         slow = slowed(models[0])
         with ExitStack() as stack:

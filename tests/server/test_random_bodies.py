@@ -3,10 +3,7 @@
 import copy
 import http.client
 import json
-import os
 import random
-import threading
-import time
 
 import pytest
 from support import small
@@ -148,36 +145,3 @@ def test_no_body_is_answered_with_500(models, count):
         assert running.free() and running.worker.error is None
     print(found)
     assert min(found[200], found[400]) >= count // 10, found
-
-
-def resident():
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
-
-
-@pytest.mark.full
-@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="the memory of a process is read from /proc")
-def test_many_special_tokens_in_stop_texts_hold_nobody_up(models):
-    """16 stop texts of 14 special tokens, which were 2^14 variants of each, in 16 texts; then as many as a request may have."""
-    texts = [f"<|special {n:02}|>" for n in range(14)]
-    orders = [random.Random(n).sample(texts, 14) for n in range(16)]
-    heavy = {"model": "demo", "prompt": "The capital", "max_tokens": 200, "n": 16, "temperature": 2.0, "seed": 1}
-    small_one = {"model": "demo", "prompt": "is", "max_tokens": 16, "temperature": 0}
-    with serving(models, ("strict",), rows=16, most=200, longest=256) as running:
-        alone = post(running.port, "/v1/completions", json.dumps(small_one))[1]
-        idle, peak, began = resident(), 0.0, time.monotonic()
-        status, reply = post(running.port, "/v1/completions", json.dumps(heavy | {"stop": [*map("".join, orders)]}))
-        assert status == 400 and b"characters in all, and 1024 are the most" in reply
-        stops = ["".join(order[:4]) for order in orders]
-        replies = []
-        body = json.dumps(heavy | {"stop": stops})
-        writing = threading.Thread(target=lambda: replies.append(post(running.port, "/v1/completions", body)))
-        writing.start()
-        while writing.is_alive():
-            status, reply = post(running.port, "/v1/completions", json.dumps(small_one))
-            assert status == 200 and json.loads(reply)["choices"] == json.loads(alone)["choices"]
-            peak = max(peak, resident())
-        writing.join()
-        assert replies[0][0] == 200, replies
-    print(f"idle {idle:.0f} MB, at most {peak - idle:.0f} more, {time.monotonic() - began:.1f} s")
-    assert peak - idle < 200

@@ -1,4 +1,4 @@
-"""Training an EAGLE-3 drafter: the chains it learns are those that it drafts, a killed run goes on exactly, and it learns."""
+"""Training an EAGLE-3 or a DSpark drafter: what it learns is what it drafts, a killed run goes on exactly, and it learns."""
 
 import copy
 import json
@@ -11,10 +11,12 @@ from support.refusals import refused
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.drafters.networks.base import HiddenStateModel
+from hf_lossy_assist.methods.drafter_settings import DSparkFitSettings
+from hf_lossy_assist.methods.eagle3 import unrolled_loss as module
 from hf_lossy_assist.methods.eagle3.collect import TextDataset, TextSettings, collect_texts
 from hf_lossy_assist.methods.eagle3.fit import fit_drafter, measure, split_texts
-from hf_lossy_assist.methods.eagle3.initialise import DrafterFitSettings, make_network
-from hf_lossy_assist.methods.eagle3.unrolled_loss import ChainStep, count_accepted, count_calls, unroll
+from hf_lossy_assist.methods.eagle3.initialise import DrafterFitSettings, make_dspark_network, make_network
+from hf_lossy_assist.methods.eagle3.unrolled_loss import ChainStep, count_accepted, count_calls, unroll, unroll_blocks
 from hf_lossy_assist.models.packed_linears import quantised
 
 
@@ -23,6 +25,10 @@ SETTINGS = TextSettings(new_tokens=16, layers=(0, 1, 2), batch_size=6)
 SHORT = DrafterFitSettings(
     steps=3, epochs=2, batch_size=5, vocabulary=30, likely=60, save_every=3, held_out=0.2, intermediate_size=48
 )
+
+
+def short(**changes):
+    return DrafterFitSettings(**vars(SHORT) | changes)
 
 
 @pytest.fixture(scope="module")
@@ -52,42 +58,48 @@ def test_texts_are_the_targets(target, data):
 
 
 @torch.no_grad()
-def test_chains_in_training_are_the_chains_that_are_drafted(target, data):
-    """Every place, with caches and rows of their own: the same tokens are right, and the loss is that of the same logits."""
-    texts = TextDataset(data, target, 60)
-    network = make_network(target, texts, DrafterFitSettings(layers=2, vocabulary=50, intermediate_size=48, seed=3))
-    for weight in network.parameters():  # so that it is sometimes right, and its states matter
+@pytest.mark.parametrize("kind", ["eagle3", "vanilla", "rnn"])
+def test_what_is_trained_is_what_is_drafted(target, data, monkeypatch, kind):
+    """At every place, blocks in parts of few: the same tokens are right, and the loss is that of the same logits and of the confidence."""
+    monkeypatch.setattr(module, "BLOCKS", 5)
+    texts, common = TextDataset(data, target, 60), {"vocabulary": 50, "intermediate_size": 48, "seed": 3}
+    if kind == "eagle3":
+        network = make_network(target, texts, DrafterFitSettings(layers=2, **common))
+    else:
+        network = make_dspark_network(target, texts, DSparkFitSettings(steps=3, rank=8, markov=kind, **common))
+    for weight in network.parameters():  # so that it is sometimes right, and all it reads matters
         if weight.dim() > 1 and weight is not network.lm_head.weight:
             torch.nn.init.normal_(weight, std=0.2)
     embedding, numbers, steps = target.get_input_embeddings(), [0, 5, 11], 3
     batch = texts.batch(numbers, 100)
-    found = list(unroll(network, embedding, batch, steps))
+    results = list((unroll if kind == "eagle3" else unroll_blocks)(network, embedding, batch, steps))
     tried, right, loss, places = (torch.zeros(steps, dtype=torch.float64) for _ in range(4))
     for row, number in enumerate(numbers):
         ids, length, prompt = texts.ids[number], len(texts.ids[number]), texts.prompts[number]
-        for place in range(prompt - 2, length - 2):  # the chain's first pair embeds token place + 1
+        for place in range(prompt - 2, length - 2):  # the first pair of a chain or a block embeds token place + 1
             model = HiddenStateModel(network, embedding, network.lm_head, 1, 100, network.config.layer.vocab_size)
             model.take(batch.states[row : row + 1, : place + 1].float(), [place + 1])
             model.read(ids[None, : place + 2])
-            logits = model.step(ids[None, place + 1 : place + 2])[0]
             alive = True
             for step in range(min(steps, length - 2 - place)):
+                logits = model.step(ids[None, place + step + 1 : place + step + 2])[0]
                 wanted, at = int(ids[place + step + 2]), place + step + 1
-                q = logits[network.target_ids].log_softmax(-1)
-                of = {int(token): i for i, token in enumerate(network.target_ids)}
-                for token, p in zip(batch.likely[row, at].tolist(), batch.probs[row, at].tolist(), strict=True):
-                    if token in of:
-                        loss[step] -= p * float(q[of[token]])
+                p = torch.zeros(len(logits)).scatter_(0, batch.likely[row, at], batch.probs[row, at])
+                p, q = p[network.target_ids], logits[network.target_ids].log_softmax(-1)
+                loss[step] -= (p * q).sum()
+                if kind != "eagle3":
+                    overlap, sure = torch.minimum(p, q.exp()).sum().clamp(max=1.0), model.confidence()[0, 0]
+                    loss[step] -= overlap * sure.log() + (1 - overlap) * (1 - sure).log()
                 places[step] += 1
                 tried[step] += alive
                 alive = alive and int(logits.argmax()) == wanted
                 right[step] += alive
-                logits = model.step(torch.tensor([[wanted]]))[0]
-    for step in range(steps):
-        assert int(found[step].positions) == int(places[step])
-        assert int(found[step].tried.sum()) == int(tried[step]) and int(found[step].right.sum()) == int(right[step])
-        assert float(found[step].loss) == pytest.approx(float(loss[step]), rel=1e-4)
-    assert right[0] > 0 and right[0] < tried[0]
+    for step, result in enumerate(results):
+        assert int(result.positions) == int(places[step])
+        assert int(result.tried.sum()) == int(tried[step]) and int(result.right.sum()) == int(right[step])
+        assert float(result.loss) == pytest.approx(float(loss[step]), rel=1e-4)
+    assert len(results) == steps and right[0] < tried[0]
+    assert right[0] > 0 or kind == "rnn"  # whose random blocks are never right here
 
 
 @torch.no_grad()
@@ -112,7 +124,7 @@ def test_states_begin_as_those_of_the_last_layer_that_is_read(target, data):
 
 @pytest.mark.nightly
 def test_it_learns_and_drafts_for_its_target(target, data, tmp_path):
-    settings = DrafterFitSettings(**vars(SHORT) | {"epochs": 60, "learning_rate": 3e-3})
+    settings = short(epochs=60, learning_rate=3e-3)
     drafter, report = fit_drafter(target, data, tmp_path / "drafter", settings)
     texts = TextDataset(data, target, 60)
     before = make_network(target, texts, settings).eval()
@@ -136,7 +148,7 @@ def test_it_learns_and_drafts_for_its_target(target, data, tmp_path):
 @pytest.mark.full
 def test_the_calls_in_the_figures_are_those_of_generate(target, data, tmp_path):
     """Text by text, in a ragged batch, whose prompts have a forward of their own: so the first round has a draft."""
-    settings = DrafterFitSettings(**vars(SHORT) | {"epochs": 20, "learning_rate": 3e-3, "steps": 3, "held_out": 0.4})
+    settings = short(epochs=20, learning_rate=3e-3, held_out=0.4)
     drafter, report = fit_drafter(target, data, tmp_path / "drafter", settings)
     texts = TextDataset(data, target, 60)
     test = split_texts(texts, settings)[1]
@@ -189,9 +201,7 @@ def test_a_killed_run_goes_on_to_the_same_weights(target, data, tmp_path, monkey
     assert not (tmp_path / "again").exists()
     refused(lambda: fit_drafter(target, data, tmp_path / "again", SHORT), "unfinished run: pass --resume")
     with pytest.raises(ValueError, match="made with learning_rate"):
-        fit_drafter(
-            target, data, tmp_path / "again", DrafterFitSettings(**vars(SHORT) | {"learning_rate": 1e-4}), resume=True
-        )
+        fit_drafter(target, data, tmp_path / "again", short(learning_rate=1e-4), resume=True)
     fit_drafter(target, data, tmp_path / "again", SHORT, resume=True)
     one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "again"))
     assert one.keys() == other.keys() and all(one[name].equal(other[name]) for name in one)
@@ -201,12 +211,19 @@ def test_a_killed_run_goes_on_to_the_same_weights(target, data, tmp_path, monkey
 def test_what_cannot_be_trained_on(target, data, tmp_path):
     def refusal(data=data, target=target, **settings):
         with pytest.raises(ValueError) as error:
-            fit_drafter(target, data, tmp_path / "out", DrafterFitSettings(**vars(SHORT) | settings))
-        assert "\n" not in str(error.value) and not (tmp_path / "out").exists()
+            fit_drafter(target, data, tmp_path / "out", short(**settings))
+        assert "\n" not in str(error.value) and not list(tmp_path.glob("out*"))
         return str(error.value)
 
     assert "is no dataset of hf-lossy collect --for eagle3" in refusal(tmp_path)
     assert "was made for the target" in refusal(target=small.llama(layers=2))
+    other = copy.deepcopy(target)
+    with torch.no_grad():
+        other.lm_head.weight.add_(0.1)
+    assert "other weights under the same name" in refusal(target=other)
+    prompts = [f"{prompt} w5 w6" for prompt in PROMPTS]
+    long = collect_texts(target, small.tokenizer(), prompts, tmp_path / "texts", SETTINGS)
+    assert "0 of 20 texts have a token of their answer" in refusal(long, longest=4)
     few = collect_texts(target, small.tokenizer(), PROMPTS[:4], tmp_path / "few", SETTINGS)
     assert "4 of 4 texts have a token of their answer among the first 1024; at least 8" in refusal(few)
     shard = few / "00000.safetensors"
@@ -218,34 +235,17 @@ def test_what_cannot_be_trained_on(target, data, tmp_path):
 
 
 @pytest.mark.full
-def test_a_target_in_half_precision(target, tmp_path):
-    """The network is trained in float32 all the same."""
+def test_a_target_in_half_precision(target, data, tmp_path):
+    """The network is trained in float32 all the same; data of the target in float32 are only warned of."""
     half = copy.deepcopy(target).to(torch.bfloat16)
-    data = collect_texts(half, small.tokenizer(), PROMPTS, tmp_path / "texts", SETTINGS)
-    drafter, report = fit_drafter(half, data, tmp_path / "drafter", SHORT)
-    assert drafter.dtype == torch.float32 and report.acceptance[0].value > 0
-    out = hla.enable(half).generate(
-        torch.tensor([[3, 7, 11]]),
-        assistant_model=hla.load_drafter(tmp_path / "drafter"),
-        lossy_policy="strict",
-        max_new_tokens=8,
-    )
-    assert out.shape[1] > 3
-
-
-@pytest.mark.full
-def test_a_target_with_other_weights(target, data, tmp_path):
-    other = copy.deepcopy(target)
-    with torch.no_grad():
-        other.lm_head.weight.add_(0.1)
-    refused(
-        lambda: fit_drafter(other, data, tmp_path / "out", SHORT),
-        "was made for the target .*other weights under the same name",
-    )
     with pytest.warns(UserWarning, match="target and this target may differ: 'float32' there, 'bfloat16' here"):
-        fit_drafter(copy.deepcopy(target).to(torch.bfloat16), data, tmp_path / "half", SHORT)
-    facts = json.loads((tmp_path / "half" / "fit.json").read_text())
-    assert facts["dtype"] == "bfloat16"
+        fit_drafter(half, data, tmp_path / "other", SHORT)
+    assert json.loads((tmp_path / "other" / "fit.json").read_text())["dtype"] == "bfloat16"
+    texts = collect_texts(half, small.tokenizer(), PROMPTS, tmp_path / "texts", SETTINGS)
+    drafter, report = fit_drafter(half, texts, tmp_path / "drafter", SHORT)
+    assert drafter.dtype == torch.float32 and report.acceptance[0].value > 0
+    settings = {"assistant_model": hla.load_drafter(tmp_path / "drafter"), "lossy_policy": "strict"}
+    assert hla.enable(half).generate(torch.tensor([[3, 7, 11]]), **settings, max_new_tokens=8).shape[1] > 3
 
 
 @pytest.mark.full
@@ -268,12 +268,40 @@ def test_places_that_no_draft_came_to(target, data, tmp_path, monkeypatch):
     assert "no draft came to it" in (tmp_path / "out" / "README.md").read_text()
 
 
-def test_texts_that_end_before_their_answers(target, data, tmp_path):
-    long = collect_texts(
-        target, small.tokenizer(), [f"{prompt} w5 w6" for prompt in PROMPTS], tmp_path / "texts", SETTINGS
-    )
-    settings = DrafterFitSettings(**vars(SHORT) | {"longest": 4})
-    refused(
-        lambda: fit_drafter(target, long, tmp_path / "out", settings), "0 of 20 texts have a token of their answer"
-    )
-    assert not (tmp_path / "out.partial").exists()
+def test_wrong_settings_of_dspark():
+    refused(lambda: DSparkFitSettings(markov="lstm"), "markov: expected one of vanilla, gated, rnn, got 'lstm'")
+    for settings in ({"rank": 0}, {"rank": 10**6}, {"steps": 1}):
+        refused(lambda settings=settings: DSparkFitSettings(**settings), next(iter(settings)))
+
+
+# -- from the command line --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore:generate_many writes one text at a time")
+def test_collect_fit_generate(hf_lossy, tmp_path):
+    data, held = tmp_path / "texts", '{"stop": {"name": "confidence", "threshold": 0.5, "reads": "head"}}'
+    done = hf_lossy("collect", "--for", "eagle3", "--limit", 12, "--max-new-tokens", 16, "--out", data)
+    assert done.code == 0 and "answers to 12 prompts" in done.out
+    for kind, more, policy in (("eagle3", ("--epochs", 2), "svip"), ("dspark", ("--epochs", 1, "--rank", 4), held)):
+        out = tmp_path / kind
+        fit = ("fit", kind, data, *more, "--steps", 2, "--intermediate-size", 32, "--out", out)
+        done = hf_lossy(*fit)
+        assert done.code == 0 and "tokens a call of the target on 4 held-out texts" in done.out
+        assert json.loads((out / "config.json").read_text())["speculators_model_type"] == kind
+        assert f"{out} exists" in hf_lossy(*fit).line
+        assert hf_lossy("generate", "--drafter", out, "--policy", policy, "--max-new-tokens", 8).code == 0
+        assert type(hla.load_drafter(out)) is {"eagle3": hla.Eagle3Drafter, "dspark": hla.DSparkDrafter}[kind]
+
+
+def test_refused_in_one_line(hf_lossy, tmp_path):
+    for words, says in (
+        ("collect --for eagle3 --assistant D --out {tmp}/x", "--for eagle3: the target alone answers"),
+        ("collect --for eagle3 --lambda 1.2 --out {tmp}/x", "--lambda is for --for sprinter and specdec"),
+        ("collect --for eagle3 --mix 0.1 --out {tmp}/x", "--mix is for --for specdec"),
+        ("fit eagle3 {tmp} --out {tmp}/x", "is no dataset of hf-lossy collect --for eagle3"),
+        ("generate --drafter {tmp}/nothing", "is neither a folder here nor"),
+        ("generate --drafter {tmp}", "config.json cannot be read"),
+    ):
+        assert says in hf_lossy(*words.format(tmp=tmp_path).split()).line, words
+    assert not list(tmp_path.iterdir())

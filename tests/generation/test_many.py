@@ -1,8 +1,6 @@
 """Many prompts in flight: each text is the one of its prompt alone, whatever stands beside it."""
 
-import gc
 import itertools
-import warnings
 
 import pytest
 import torch
@@ -12,10 +10,7 @@ from support.paper_rules import CSD, RegretBudget
 from transformers import BatchEncoding, EosTokenCriteria, LogitsProcessor, MaxLengthCriteria, StoppingCriteria
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.engine import loop
 from hf_lossy_assist.generation import output, preparation, scheduler
-from hf_lossy_assist.models import row_model
-from hf_lossy_assist.models.facts import CACHE
 
 
 @pytest.fixture(scope="module")
@@ -27,26 +22,13 @@ def pair():
 def test_greedy_texts_are_those_of_generate(pair):
     """Under stops that the matrix of pairs has not, and with one row or more rows than texts."""
     expected = [alone(pair[0], prompt, **SETTINGS) for prompt in prompts()]
+    assert len({len(text) for text in expected}) > 1, "some end by themselves"
     any_of = hla.AnyOf([hla.SVIP(), hla.Heuristic(3)])
     fallback = hla.LossyPolicy(stop=hla.Constant(3)).with_fallback()
     for policy in (hla.Heuristic(2, 8), hla.JointGoodput(), any_of, fallback):
         assert together(pair, prompts(), policy, max_rows=3) == expected, policy
     for rows in (1, 16):
         assert together(pair, prompts(), max_rows=rows) == expected, rows
-    assert len({len(text) for text in expected}) > 1, "some end by themselves"
-
-
-@pytest.mark.parametrize("first", [0, *(pytest.param(n, marks=pytest.mark.full) for n in (1, 2))])
-def test_processors_see_each_text_alone(pair, first):
-    plain = [alone(pair[0], prompt, **SETTINGS) for prompt in prompts()]
-    for settings in (
-        {"repetition_penalty": 1.7}, {"no_repeat_ngram_size": 2}, {"min_new_tokens": 10},
-        {"bad_words_ids": [[20, 20], [60]]}, {"exponential_decay_length_penalty": (3, 1.5)},
-        {"begin_suppress_tokens": [20, 60]},
-    )[first::3]:  # fmt: skip
-        expected = [alone(pair[0], prompt, **SETTINGS | settings) for prompt in prompts()]
-        assert together(pair, prompts(), max_rows=3, **settings) == expected, settings
-        assert expected != plain, "it changes some text"
 
 
 @pytest.mark.full
@@ -102,34 +84,27 @@ def test_texts_with_a_tokenizer_and_stop_strings(pair):
     assert sorted(result.index for result in found) == list(range(len(texts)))
     assert any(result.text.endswith(word) and len(result.token_ids) < 12 for result in found)
     for result in found:
-        assert result.token_ids == alone(pair[0], prompts()[result.index], **given)
         prompt = prompts()[result.index]
-        before, whole = (
-            tokenizer.decode(ids, skip_special_tokens=True) for ids in (prompt, prompt + result.token_ids)
-        )
+        assert result.token_ids == alone(pair[0], prompt, **given)
+        before, whole = (tokenizer.decode(ids, skip_special_tokens=True) for ids in (prompt, prompt + result.token_ids))  # fmt: skip
         assert whole.startswith(before) and result.text == whole.removeprefix(before)
 
 
-def test_what_prompts_begin_with_is_read_once(pair):
-    target, draft = pair
+def test_what_prompts_begin_with_is_read_once():
+    pair = target, draft = enabled_pair()
     begin = prompts((40,))[0]
     texts = [begin + prompt for prompt in prompts()]
     widths = {target: [], draft: []}
-    hooks = [
-        model.register_forward_pre_hook(
-            lambda model, args, kwargs: widths[model].append(kwargs["input_ids"].shape[1]), with_kwargs=True
-        )
-        for model in widths
-    ]
-    try:
-        assert together(pair, texts, max_rows=3) == [alone(target, text, **SETTINGS) for text in texts]
-        widths[target].clear(), widths[draft].clear()
-        together(pair, texts, max_rows=3)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    for model in widths:
-        assert sum(width >= 40 for width in widths[model]) == 1
+
+    def note(model, args, kwargs):
+        widths[model].append(kwargs["input_ids"].shape[1])
+
+    expected = [alone(target, text, **SETTINGS) for text in texts]
+    hooks = [model.register_forward_pre_hook(note, with_kwargs=True) for model in widths]
+    assert together(pair, texts, max_rows=3) == expected
+    for hook in hooks:
+        hook.remove()
+    assert [sum(width >= 40 for width in widths[model]) for model in pair] == [1, 1]
 
 
 class Counting(LogitsProcessor):
@@ -141,88 +116,20 @@ class Counting(LogitsProcessor):
         return scores.index_fill(1, ids[counts >= 3], -float("inf"))
 
 
-def test_a_callers_processor_sees_each_text_alone(pair):
-    settings = SETTINGS | {"logits_processor": [Counting()]}
-    expected = [alone(pair[0], prompt, **settings) for prompt in prompts()]
-    assert together(pair, prompts(), max_rows=3, **settings) == expected
-
-
 def test_no_more_tokens_than_there_is_room_for(pair, monkeypatch):
-    going = []
-    stages = scheduler.run_stages
-    monkeypatch.setattr(
-        scheduler, "run_stages", lambda call, *args: (going.append(sum(call.rows.max_lengths)), stages(call, *args))[1]
-    )
+    going, original = [], scheduler.run_stages
+
+    def watched(call, *args):
+        going.append(sum(call.rows.max_lengths))
+        original(call, *args)
+
+    monkeypatch.setattr(scheduler, "run_stages", watched)
     expected = [alone(pair[0], prompt, **SETTINGS) for prompt in prompts()]
     assert together(pair, prompts(), max_rows=7, max_tokens=60) == expected
     assert max(going) <= 60
     going.clear()
     assert together(pair, prompts(), max_rows=7, max_tokens=10) == expected
     assert max(going) <= 26, "one at a time, since each needs more by itself"
-
-
-@pytest.mark.filterwarnings("ignore:generate_many. memory ran out with (3|1) texts")
-@pytest.mark.parametrize("what", ["reading prompts", "writing"])
-def test_where_memory_runs_out_rows_are_halved(pair, what):
-    target, _ = pair
-    rows = []
-
-    def short_of_memory(model, args, kwargs):
-        if what == "writing" and not kwargs[CACHE].get_seq_length():
-            return
-        rows.append(len(kwargs["input_ids"]))
-        if rows[-1] > 3:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-
-    expected = [alone(target, prompt, **SETTINGS) for prompt in prompts()]
-    hook = target.register_forward_pre_hook(short_of_memory, with_kwargs=True)
-    try:
-        with pytest.warns(UserWarning, match="memory ran out with 7 texts at a time; goes on with 3"):
-            assert together(pair, prompts(), max_rows=7) == expected
-        assert 7 in rows and max(rows[rows.index(3) :]) == 3
-        hook.remove()
-        hook = target.register_forward_pre_hook(lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("none")))
-        with pytest.raises(torch.OutOfMemoryError), pytest.warns(UserWarning, match="goes on with 3"):
-            together(pair, prompts())
-    finally:
-        hook.remove()
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("rows, which", [(2, "draft"), (3, "target")])
-def test_where_a_text_cannot_be_added_running_ones_go_on(pair, monkeypatch, which, rows):
-    """Memory runs out while its keys and values are copied to the others'."""
-    inserts, taken = row_model.RowModel.insert, []
-    model = dict(zip(("target", "draft"), pair, strict=True))[which]
-
-    def short_of_memory(self, places, *args):
-        if self.model is model and self.lengths:
-            taken.append(places)
-            if len(taken) == 1:
-                raise torch.OutOfMemoryError("CUDA out of memory")
-        inserts(self, places, *args)
-
-    expected = [alone(pair[0], prompt, **SETTINGS) for prompt in prompts()]
-    monkeypatch.setattr(row_model.RowModel, "insert", short_of_memory)
-    with pytest.warns(UserWarning, match=f"memory ran out with {rows} texts at a time; goes on with 1"):
-        assert together(pair, prompts(), max_rows=rows) == expected
-    assert taken
-
-
-def test_a_text_that_has_ended_when_memory_runs_out_is_not_lost(pair, monkeypatch):
-    original, ran = loop.roll_back, []
-
-    def short_of_memory(call, *args):
-        if not ran and any(call.rows.finished) and not all(call.rows.finished):
-            ran.append(sum(call.rows.finished))
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        original(call, *args)
-
-    expected = [alone(pair[0], prompt, **SETTINGS) for prompt in prompts()]
-    monkeypatch.setattr(loop, "roll_back", short_of_memory)
-    with pytest.warns(UserWarning, match="memory ran out"):
-        assert together(pair, prompts(), max_rows=4) == expected
-    assert ran
 
 
 def test_cached_prefixes_take_no_more_memory_than_they_need(pair):
@@ -272,36 +179,22 @@ def test_a_prompt_that_is_none_is_refused_by_its_number(pair):
     for prompt in ("text", [], [1.5], None, [[1, 2]], b"\x05\x06", [2**70]):
         with pytest.raises((ValueError, TypeError), match="^prompts: "):
             list(hla.generate_many(pair[0], [[5, 6], prompt], assistant_model=pair[1], **SETTINGS))
-
-
-@pytest.mark.full
-def test_nothing_is_left_when_the_caller_stops(pair):
-    found = hla.generate_many(pair[0], prompts(), assistant_model=pair[1], max_rows=3, **SETTINGS)
-    next(found)
-    found.close()
-    gc.collect()
-    assert not torch.is_inference_mode_enabled() and torch.is_grad_enabled()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert alone(pair[0], prompts()[0], **SETTINGS)
-    assert list(hla.generate_many(pair[0], [], assistant_model=pair[1], **SETTINGS)) == []
+    with pytest.raises(ValueError, match="token 5000 is outside the target's vocabulary"):  # as of the first one
+        list(hla.generate_many(pair[0], [[5, 6], [7, 5000]], assistant_model=pair[1], **SETTINGS))
 
 
 def test_statistics_of_all_texts_together(pair):
-    many = hla.generate_many(
-        pair[0], prompts(), assistant_model=pair[1], lossy_policy=hla.Constant(3), max_rows=3, **SETTINGS
-    )
+    many = hla.generate_many(pair[0], prompts(), assistant_model=pair[1], lossy_policy=hla.Constant(3), max_rows=3, **SETTINGS)  # fmt: skip
     assert many.speculation is None
     found = list(many)
     stats = many.speculation
     assert stats.num_new_tokens == sum(len(result.token_ids) for result in found)
-    assert stats.num_spec_steps == sum(result.speculation.num_spec_steps for result in found)
-    assert stats.num_accepted_draft_tokens == sum(result.speculation.num_accepted_draft_tokens for result in found)
+    for name in ("num_spec_steps", "num_accepted_draft_tokens"):
+        assert getattr(stats, name) == sum(getattr(result.speculation, name) for result in found)
     assert stats.num_spec_tokens == 3 and stats.lossless and len(stats.rows) == 1
     assert stats.forwards["target"] < stats.num_spec_steps, "rows share the target's forwards"
     assert 0 < stats.seconds["target"] and stats.alone is not None and stats.alone.seconds > 0
     assert all(0 < result.seconds for result in found)
-    assert str(stats)
 
 
 def test_statistics_take_no_more_memory_for_more_texts(pair, monkeypatch):
@@ -317,21 +210,18 @@ def test_numbers_decide_the_random_numbers(pair):
     settings = {"do_sample": True, "temperature": 1.3, "top_k": 0, "seed": 5}
     whole = together(pair, prompts(), hla.Constant(3), **settings)
     for share in (range(0, len(LENGTHS), 2), range(1, len(LENGTHS), 2)):
-        texts = [prompts()[n] for n in share]
-        many = hla.generate_many(
-            pair[0], texts, assistant_model=pair[1], lossy_policy=hla.Constant(3), numbers=share, **SETTINGS | settings
-        )
-        found = {result.index: result.token_ids for result in many}
-        assert found == {n: whole[n] for n in share}
-    with pytest.raises(ValueError, match="^numbers: there are fewer than prompts"):
-        list(hla.generate_many(pair[0], prompts(), assistant_model=pair[1], numbers=[3], **SETTINGS))
-    with pytest.raises(ValueError, match="^numbers: 3 is there twice"):
-        list(hla.generate_many(pair[0], prompts(), assistant_model=pair[1], numbers=itertools.repeat(3), **SETTINGS))
+        given = SETTINGS | settings | {"lossy_policy": hla.Constant(3), "numbers": share}
+        many = hla.generate_many(pair[0], [prompts()[n] for n in share], assistant_model=pair[1], **given)
+        assert {result.index: result.token_ids for result in many} == {n: whole[n] for n in share}
+    for numbers, line in (([3], "there are fewer than prompts"), (itertools.repeat(3), "3 is there twice")):
+        with pytest.raises(ValueError, match=f"^numbers: {line}"):
+            list(hla.generate_many(pair[0], prompts(), assistant_model=pair[1], numbers=numbers, **SETTINGS))
 
 
+OF_CALLS = {"min_new_tokens", "repetition_penalty", "no_repeat_ngram_size", "exponential_decay_length_penalty", "begin_suppress_tokens", "bad_words_ids"}  # fmt: skip
 SAME_FOR_ALL = (  # settings, and how often Transformers prepares seven prompts
-    ({}, 1), ({"do_sample": True, "temperature": 0.7, "top_k": 9, "top_p": 0.9}, 1), ({"min_new_tokens": 3}, 8),
-    ({"repetition_penalty": 1.3}, 1), ({"exponential_decay_length_penalty": (3, 1.5)}, 8),
+    ({}, 1), ({"do_sample": True, "temperature": 0.7, "top_k": 9, "top_p": 0.9}, 1), ({"min_new_tokens": 10}, 8),
+    ({"repetition_penalty": 1.7}, 1), ({"no_repeat_ngram_size": 2}, 1), ({"exponential_decay_length_penalty": (3, 1.5)}, 8),
     ({"begin_suppress_tokens": [20, 60]}, 8), ({"forced_eos_token_id": 7}, 8), ({"encoder_repetition_penalty": 1.4}, 8),
     ({"encoder_no_repeat_ngram_size": 1}, 8), ({"bad_words_ids": [[20, 20], [60]]}, 1), ({"max_time": 60.0}, 1),
     ({"drafter": "suffix", "assistant_model": None}, 1), ({"logits_processor": lambda ids: []}, 1),
@@ -345,8 +235,9 @@ SAME_FOR_ALL = (  # settings, and how often Transformers prepares seven prompts
 
 @pytest.mark.parametrize("first", [0, *(pytest.param(n, marks=pytest.mark.full) for n in (1, 2))])
 def test_what_is_the_same_for_all_prompts_is_prepared_once(pair, monkeypatch, first):
-    """And else by Transformers for each prompt."""
+    """And else by Transformers for each prompt; processors see each text alone."""
     calls, original = [], preparation.speculative_generate
+    plain = [alone(pair[0], prompt, **SETTINGS) for prompt in prompts()]
     ours = SETTINGS | {"assistant_model": pair[1], "lossy_policy": hla.Constant(3), "seed": 3, "max_rows": 3}
 
     def found(given):
@@ -363,6 +254,9 @@ def test_what_is_the_same_for_all_prompts_is_prepared_once(pair, monkeypatch, fi
             patch.setattr(preparation, "serves_any_prompt", lambda processor: False)
             expected = found(given)
         assert found(given) == expected and len(calls) == count, given
+        if given.keys() & OF_CALLS:
+            texts = [alone(pair[0], prompt, **SETTINGS | given) for prompt in prompts()]
+            assert expected == dict(enumerate(texts)) and texts != plain, given
 
 
 def test_what_was_prepared_once_holds_no_prompt_and_no_text(pair):
@@ -372,11 +266,6 @@ def test_what_was_prepared_once_holds_no_prompt_and_no_text(pair):
     assert not template.call.rows.ids.numel()
     for model in (template.call.target, *template.call.drafter.cached_models):
         assert model.lengths == [] and not any(layer.is_initialized for layer in model.cache.layers)
-
-
-def test_a_later_prompt_is_refused_as_the_first_would_be(pair):
-    with pytest.raises(ValueError, match="token 5000 is outside the target's vocabulary"):
-        list(hla.generate_many(pair[0], [[5, 6], [7, 5000]], assistant_model=pair[1], **SETTINGS))
 
 
 @pytest.mark.nightly
@@ -397,11 +286,12 @@ def test_prompts_are_read_ahead_together_and_no_more_of_them_than_there_is_room_
         return found
 
     monkeypatch.setattr(scheduler.Scheduler, "step", look)
-    monkeypatch.setattr(
-        scheduler,
-        "with_prompts",
-        lambda call, parts: (read.append([len(part.prompt) for part in parts]), original(call, parts))[1],
-    )
+
+    def noted(call, parts):
+        read.append([len(part.prompt) for part in parts])
+        return original(call, parts)
+
+    monkeypatch.setattr(scheduler, "with_prompts", noted)
     texts = prompts() * 4
     expected = [alone(pair[0], prompt, **SETTINGS) for prompt in texts]
     monkeypatch.setattr(scheduler, "AHEAD", 60)
@@ -433,6 +323,7 @@ def test_criteria_and_processors_made_for_each_prompt(pair):
         pair, prompts(), max_rows=3, stopping_criteria=lambda ids: [FromItsPrompt(ids)],
         logits_processor=lambda ids: [Counting()] if len(ids) % 2 else [],
     )  # fmt: skip
-    for prompt, ids in zip(prompts(), found, strict=True):
-        more = {"logits_processor": [Counting()]} if len(prompt) % 2 else {}
-        assert ids == alone(pair[0], prompt, **SETTINGS | more)[:5]
+    counted = [alone(pair[0], prompt, **SETTINGS, logits_processor=[Counting()]) for prompt in prompts()]
+    plain = [alone(pair[0], prompt, **SETTINGS) for prompt in prompts()]
+    assert found == [(counted if len(prompt) % 2 else plain)[n][:5] for n, prompt in enumerate(prompts())]
+    assert together(pair, prompts(), max_rows=3, logits_processor=[Counting()]) == counted

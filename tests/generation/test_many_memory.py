@@ -4,13 +4,15 @@ import pytest
 import torch
 from support import heads, small
 from support.many import SETTINGS, alone, enabled_pair, prompts, together
-from transformers import EosTokenCriteria, GenerationConfig, MaxLengthCriteria, StoppingCriteria, StoppingCriteriaList
+from transformers import EosTokenCriteria, GenerationConfig, MaxLengthCriteria, StoppingCriteria
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.engine import loop
 from hf_lossy_assist.generation import scheduler
 from hf_lossy_assist.generation.scheduler import Scheduler
+from hf_lossy_assist.models.facts import CACHE
 from hf_lossy_assist.models.row_cache import SPARE, RowCache
+from hf_lossy_assist.models.row_model import RowModel
 
 
 @pytest.fixture(scope="module")
@@ -42,21 +44,60 @@ def test_memory_that_runs_out_while_storage_grows_loses_no_text(pair, monkeypatc
     assert together(pair, prompts()[:4], hla.Constant(3), max_rows=4, **settings) == expected and ran
 
 
+@pytest.mark.filterwarnings("ignore:generate_many. memory ran out with (3|1) texts")
+@pytest.mark.parametrize("what", ["reading prompts", "writing"])
+def test_where_memory_runs_out_rows_are_halved(what):
+    target, _ = pair = enabled_pair()
+    rows = []
+
+    def short_of_memory(model, args, kwargs):
+        if what == "writing" and not kwargs[CACHE].get_seq_length():
+            return
+        rows.append(len(kwargs["input_ids"]))
+        if rows[-1] > 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    expected = [alone(target, prompt, **SETTINGS) for prompt in prompts()]
+    target.register_forward_pre_hook(short_of_memory, with_kwargs=True)
+    with pytest.warns(UserWarning, match="memory ran out with 7 texts at a time; goes on with 3"):
+        assert together(pair, prompts(), max_rows=7) == expected
+    assert 7 in rows and max(rows[rows.index(3) :]) == 3
+    target.register_forward_pre_hook(lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("none")))
+    with pytest.raises(torch.OutOfMemoryError), pytest.warns(UserWarning, match="goes on with 3"):
+        together(pair, prompts())
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("rows, which", [(2, "draft"), (3, "target")])
+def test_where_a_text_cannot_be_added_running_ones_go_on(pair, monkeypatch, which, rows):
+    """Memory runs out while its keys and values are copied to the others'."""
+    expected = [alone(pair[0], prompt, **SETTINGS) for prompt in prompts()]
+    model = pair[which == "draft"]
+    ran = oom_once(monkeypatch, RowModel, "insert", lambda self, *_: self.model is model and self.lengths)
+    with pytest.warns(UserWarning, match=f"memory ran out with {rows} texts at a time; goes on with 1"):
+        assert together(pair, prompts(), max_rows=rows) == expected
+    assert ran
+
+
+def test_a_text_that_has_ended_when_memory_runs_out_is_not_lost(pair, monkeypatch):
+    expected = [alone(pair[0], prompt, **SETTINGS) for prompt in prompts()]
+    ran = oom_once(monkeypatch, loop, "roll_back", lambda call, *_: len(set(map(bool, call.rows.finished))) == 2)
+    with pytest.warns(UserWarning, match="memory ran out"):
+        assert together(pair, prompts(), max_rows=4) == expected
+    assert ran
+
+
 @pytest.mark.filterwarnings("ignore:generate_many. memory ran out")
 def test_memory_that_runs_out_while_rows_leave_loses_no_text(pair, monkeypatch):
     """In the middle of a cache: some layers have the rows that stay, the others all."""
     expected = [alone(pair[0], prompt, **SETTINGS) for prompt in prompts()]
-    original, ran = RowCache.select, []
 
-    def short_of_memory(cache, rows):
-        if ran or len(cache.layers) < 2:
-            return original(cache, rows)
-        ran.append(rows)
+    def narrow_one_layer(cache, rows):
         first = cache.layers[0]
         first.keys, first.values = first.keys[rows], first.values[rows]
-        raise torch.OutOfMemoryError("CUDA out of memory")
+        return True
 
-    monkeypatch.setattr(RowCache, "select", short_of_memory)
+    ran = oom_once(monkeypatch, RowCache, "select", lambda *args: len(args[0].layers) > 1 and narrow_one_layer(*args))
     assert together(pair, prompts(), max_rows=6) == expected and ran
 
 
@@ -117,21 +158,17 @@ def test_reading_ahead_gives_way_before_running_texts(pair, monkeypatch):
     assert ran
 
 
-def test_a_total_length_is_each_texts(pair):
+def test_each_text_has_its_total_length_and_its_end_tokens(pair):
     settings = SETTINGS | {"eos_token_id": None}
-    given = {"stopping_criteria": StoppingCriteriaList([MaxLengthCriteria(16)])}
+    given = {"stopping_criteria": [MaxLengthCriteria(16)]}
     expected = [alone(pair[0], prompt, **settings, **given) for prompt in prompts()]
     assert together(pair, prompts(), **settings, **given) == expected
-
-
-def test_each_text_has_its_end_tokens(pair):
-    settings = SETTINGS | {"eos_token_id": None}
     texts = prompts()[:4]
     whole = [alone(pair[0], prompt, **settings) for prompt in texts]
     ends = {len(prompt): ids[3 + i] for i, (prompt, ids) in enumerate(zip(texts, whole, strict=True))}
 
     def make_criteria(ids):
-        return StoppingCriteriaList([EosTokenCriteria(ends[len(ids)])])
+        return [EosTokenCriteria(ends[len(ids)])]
 
     expected = [alone(pair[0], prompt, **settings, stopping_criteria=make_criteria(prompt)) for prompt in texts]
     with pytest.warns(UserWarning, match="texts with other end tokens"):
@@ -165,9 +202,7 @@ def test_prompts_read_ahead_are_within_max_tokens(pair, monkeypatch):
             return torch.tensor([ids.shape[1] >= self.length])
 
     def made(ids):
-        return StoppingCriteriaList(
-            [MaxLengthCriteria(longest[len(ids)]), *[Early(ends[n]) for n in [len(ids)] if n in ends]]
-        )
+        return [MaxLengthCriteria(longest[len(ids)]), *[Early(ends[n]) for n in [len(ids)] if n in ends]]
 
     settings = SETTINGS | {"max_new_tokens": 90, "eos_token_id": None}
     many = hla.generate_many(pair[0], texts, assistant_model=pair[1], lossy_policy=hla.Constant(1), max_rows=8, max_tokens=100, stopping_criteria=made, **settings)  # fmt: skip
@@ -183,13 +218,17 @@ def test_prompts_read_ahead_are_within_max_tokens(pair, monkeypatch):
 
 
 def test_a_config_that_asks_for_what_belongs_to_one_call(pair):
-    for given in (
-        {"return_dict_in_generate": True, "output_scores": True},
-        {"num_return_sequences": 2, "do_sample": True},
-    ):
+    target, draft = enabled_pair()
+    line, several = r"^num_return_sequences belongs to one call[^\n]*", {"num_return_sequences": 2, "do_sample": True}
+    for given in ({"return_dict_in_generate": True, "output_scores": True}, several):
         config = GenerationConfig(max_new_tokens=4, **given)
         with pytest.raises(ValueError, match=r"^[^\n]*belongs to one call[^\n]*$"):
-            hla.generate_many(pair[0], prompts(), assistant_model=pair[1], generation_config=config)
+            hla.generate_many(target, prompts(), assistant_model=draft, generation_config=config)
+    target.generation_config.update(**several)
+    with pytest.raises(ValueError, match=f"{line}--set num_return_sequences=1$"):
+        list(hla.generate_many(target, [[4, 5, 6]], assistant_model=draft, **SETTINGS))
+    many = hla.generate_many(target, [[4, 5, 6]], assistant_model=draft, num_return_sequences=1, **SETTINGS)
+    assert len(list(many)) == 1
 
 
 def test_nothing_is_held_when_the_texts_are_over(pair):
@@ -199,3 +238,5 @@ def test_nothing_is_held_when_the_texts_are_over(pair):
         many = texts._scheduler
         assert many.call is None and not many.prefixes.tokens and not many.going
         assert texts.speculation is not None
+        assert not torch.is_inference_mode_enabled() and torch.is_grad_enabled()
+    assert list(hla.generate_many(pair[0], [], assistant_model=pair[1], **SETTINGS)) == []

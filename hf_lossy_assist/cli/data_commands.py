@@ -176,7 +176,7 @@ def mine_command(
 def _summarize(out: Path) -> str:
     """Return a description of a dataset in a few lines; remove one without a mismatch, so that its name is free again.
 
-    Raises: `ValueError`, one line, with the reason why there is none.
+    Raises: `ValueError` with the reason why there is none.
     """
     facts = read_object(out / methods.RECORD)
     counts = facts["found"]

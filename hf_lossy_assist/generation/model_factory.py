@@ -71,15 +71,14 @@ def _refuse_ranks(why: str) -> NoReturn:
 
 
 def within_rope(model: RowModel, rows: Rows) -> RowModel:
-    """Keep the positions of padding, too, within the length up to which the model's RoPE does not change: the largest
-    counts for all rows."""
+    """Keep all positions, those of padding too, within the length up to which the model's RoPE does not change."""
     limit = None if model.facts.rope is None else model.facts.rope.limit(1 + min(rows.cached_lengths()))
     model.last = model.last if limit is None else min(model.last, limit - 1)
     return model
 
 
 def why_no_rows(model: PreTrainedModel, assistant: PreTrainedModel | None) -> NotInRows | None:
-    """Return the error of calls whose models cannot be decoded in rows, as far as is known before one."""
+    """Return the error of a call whose models cannot be decoded in rows, if it is known before."""
     encodes = base_of(model).config.is_encoder_decoder
     for candidate in (model, assistant):
         if candidate is None or takes_multimodal(candidate):

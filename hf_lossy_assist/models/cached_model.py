@@ -20,6 +20,7 @@ class NotInRows(ValueError):
     """A model cannot be decoded in rows, so that this package's loop cannot run it."""
 
     def __init__(self, model: PreTrainedModel, reason: str):
+        reason += "; see models/quirks.py" * reason.startswith("a trial")
         self.reason = f"{type(base_of(model)).__name__} cannot be decoded in rows ({reason})"
         super().__init__(
             f"{self.reason}: enable the target and pass lossy_policy=… to its generate, one prompt at a time"

@@ -41,8 +41,7 @@ BLOCK_SPARSE = "block_sparse"  # BigBird's attention
 
 
 def probed(base: PreTrainedModel, name: object, what: str, attempt: Callable[[], str | None]) -> str | None:
-    """Return the reason returned by `attempt`, or its failure in one line;
-    it runs once for each model object and `name`."""
+    """Return the result of `attempt`, or its failure in one line; run it once for each model object and `name`."""
     if recall(base, name, UNTRIED) == UNTRIED and has_fixed_rows(base):
         return NotTried(f"with an adapter for each row it cannot be tried on {what}: call once without adapter_names")
     return remember(base, name, lambda: probe_failure(base, what, attempt))
@@ -50,7 +49,7 @@ def probed(base: PreTrainedModel, name: object, what: str, attempt: Callable[[],
 
 @torch.no_grad()
 def probe_failure(base: PreTrainedModel, what: str, attempt: Callable[[], str | None]) -> str | None:
-    """Return the reason returned by `attempt`, or its failure in one line. Dropout is off meanwhile."""
+    """Return the result of `attempt`, or its failure in one line. Dropout is off meanwhile."""
     training = [module for module in base.modules() if module.training]
     for module in training:
         module.training = False

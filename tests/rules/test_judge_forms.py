@@ -162,10 +162,7 @@ def test_wrong_heads_and_values_are_refused():
     refused(lambda: as_policy("autojudge"), "the method autojudge takes head, ")
     refused(lambda: as_policy("autojuge"), "unknown policy 'autojuge'")
     refused(lambda: as_policy(AutoJudge), "got <function autojudge", TypeError)
-    refused(
-        lambda: hla.demo.head("autojuge"),
-        "unknown method 'autojuge'. Did you mean 'autojudge'",
-    )
+    refused(lambda: hla.demo.head("autojuge"), "unknown method 'autojuge'. Did you mean 'autojudge'")
     refused(lambda: hla.demo.head(None), "demo.head: unknown method")
     assert hla.demo.head().config.polarity == hla.demo.head("sprinter").config.polarity == "acceptable"
 

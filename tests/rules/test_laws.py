@@ -7,17 +7,7 @@ law that the target's own warped probabilities give; the same counts must reject
 import pytest
 import torch
 from support.blocks import Everything, decide, sampling_block
-from support.distributions import (
-    REJECT,
-    SIZE,
-    Tables,
-    V,
-    first_two,
-    goodness,
-    pair,
-    sample,
-    target_law,
-)
+from support.distributions import REJECT, SIZE, Tables, V, first_two, goodness, pair, sample, target_law
 from transformers import TemperatureLogitsWarper, TopPLogitsWarper
 
 import hf_lossy_assist as hla

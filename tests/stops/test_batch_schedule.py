@@ -57,8 +57,7 @@ class SometimesRun(StopRun):
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["llama", *(pytest.param(name, marks=pytest.mark.full) for name in ("gemma3", "t5", "lfm2"))],
+    "name", ["llama", *(pytest.param(name, marks=pytest.mark.full) for name in ("gemma3", "t5", "lfm2"))]
 )
 def test_a_draft_that_was_idle_for_a_while_catches_up(name):
     stats = greedy_equals(Sometimes(), (9,) if name in tiny.ONE_ROW else RAGGED, "always", name)

@@ -174,9 +174,6 @@ def test_expected_tokens_by_hand():
     assert estimates.cost(1, 9, 2.0) == 1.5 and estimates.cost(1, 3, 2.0) == 1.0 and estimates.cost(2, 9, 2.0) == 1.0
 
 
-# -- in the engine --------------------------------------------------------------------------------------------------------
-
-
 def scripted(monkeypatch):
     """Let each round choose the next of all three."""
     kinds, seen = [("text", 0.0), ("model", 0.7), ("none", 1e9), ("model", 1e9)], []

@@ -23,7 +23,7 @@ from hf_lossy_assist.drafters.trained import DFlash2Drafter, DFlashDrafter, DSpa
 KINDS = {"dflash": DFlashDrafter, "dflash2": DFlash2Drafter, "dspark": DSparkDrafter}
 FOLDERS = {
     path: kind
-    for name, kind in KINDS.items()
+    for name, kind in (KINDS | {"dflash_windows": DFlashDrafter}).items()
     for path in sorted(Path(__file__).with_name(f"{name}_golden").iterdir())
     if path.is_dir() and not path.name.startswith("_")
 }
@@ -38,9 +38,10 @@ def test_blocks_are_the_packages(folder, rows=3):
     net, golden = drafter.network, load_file(folder / "golden.safetensors")
     assert type(drafter) is FOLDERS[folder]
     embedding = torch.nn.Embedding.from_pretrained(golden["embedding"])
-    head = torch.nn.Linear(*golden["head"].shape[::-1], bias=False)
-    head.weight.data = golden["head"]
-    model = HiddenStateModel(net, embedding, net.lm_head or head, rows, 64, len(golden["embedding"]))
+    if (head := net.lm_head) is None:
+        head = torch.nn.Linear(*golden["head"].shape[::-1], bias=False)
+        head.weight.data = golden["head"]
+    model = HiddenStateModel(net, embedding, head, rows, 64, len(golden["embedding"]))
     states, ids = golden["states"].expand(rows, -1, -1), golden["ids"].expand(rows, -1)
     first = [7, 3, 5][:rows]  # tokens of each row's text; the first row is the golden one
     for step, lengths in enumerate((first, [n + 2 for n in first])):

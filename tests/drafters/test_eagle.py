@@ -91,8 +91,6 @@ def test_many_texts_that_begin_alike(target):
     assert all(text.speculation.num_draft_tokens > 0 for text in found)
 
 
-# -- policies ---------------------------------------------------------------------------------------------------------
-
 PROMPTS = (9, 1, 4, 14)
 
 

@@ -61,12 +61,3 @@ def behind_a_partial_acceptance(folder, drafts):
     model.read(ids[:, 4:7])
     assert model.known == model.learned == [6]
     steps(model, ids[0, 1:], golden["logits"], [5])
-
-
-def test_all_settings_are_there():
-    configs = [load_drafter(folder).network.config for folder in FOLDERS]
-    for name in ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "reduced"):
-        assert {getattr(config, name) for config in configs} == {True, False}
-    assert {config.layer.num_hidden_layers for config in configs} == {1, 2}
-    assert {config.layer.model_type for config in configs} == {"llama", "qwen3"}
-    assert {len(config.layers_of(6)) for config in configs} == {3, 4}

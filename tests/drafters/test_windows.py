@@ -3,9 +3,7 @@
 import json
 from pathlib import Path
 
-import pytest
 import torch
-from safetensors.torch import load_file
 from support import eagle, small
 from support.eagle import refused
 
@@ -70,27 +68,6 @@ def test_a_block_is_that_of_attention_written_out():
                 torch.testing.assert_close(found[row], expected, rtol=1e-6, atol=1e-6)
 
 
-GOLDEN = Path(__file__).with_name("dflash_windows_golden")
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("name", ["causal", "not-causal"])
-def test_blocks_are_the_packages(name):
-    """`speculators` made the files (by dflash_windows_golden/make.py), and their logits."""
-    net, golden = hla.load_drafter(GOLDEN / name).network, load_file(GOLDEN / name / "golden.safetensors")
-    assert net.config.sights == (AttentionWindow(3, causal=name == "causal"), AttentionWindow())
-    embedding = torch.nn.Embedding.from_pretrained(golden["embedding"])
-    model = HiddenStateModel(net, embedding, net.lm_head, 1, 64, len(embedding.weight))
-    states, ids = golden["states"], golden["ids"]
-    for step, length in enumerate((7, 9)):
-        begin = model.known[0]
-        model.take(states[:, begin : length - 1], [length - 1])
-        model.read(ids[:, begin:length])
-        for place in range(net.config.drafts):
-            found = model.step(ids[:, length - 1 : length])[0]
-            torch.testing.assert_close(found[net.target_ids], golden["logits"][step, place], rtol=1e-5, atol=1e-5)
-
-
 CONFIGS = {
     "nothing": ({}, [None, None]),
     "kinds": ({"layer_types": [FULL, SLIDING], "sliding_window": 7}, [None, 7]),
@@ -105,6 +82,9 @@ CONFIGS = {
 def test_windows_of_a_config():
     for given, expected in CONFIGS.values():
         assert read_windows(given, "config.json", 2) == expected
+    for name in ("causal", "not-causal"):  # their blocks: test_dflash.py
+        sights = hla.load_drafter(Path(__file__).parent / "dflash_windows_golden" / name).network.config.sights
+        assert sights == (AttentionWindow(3, causal=name == "causal"), AttentionWindow())
 
 
 def written(folder, **layer):

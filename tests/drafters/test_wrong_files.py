@@ -231,8 +231,6 @@ def test_pickles_of_more_than_tensors(forms, tmp_path):
         refuse(forms, tmp_path / case, "eagle3", pickled(change), "is damaged or does not fit", pickle=True)
 
 
-# -- what only the target can tell --------------------------------------------------------------------------------------------
-
 TARGETS = {
     "a layer that the target lacks": ("eagle3", config(eagle_aux_hidden_state_layer_ids=[0, 1, 9]), {}, "layer 9 is asked for, and .* has 3 blocks"),
     "a block that the target lacks": ("deepspec", config(target_layer_ids=[0, 1, 3]), {}, "layer 4 is asked for, and .* has 3 blocks"),
@@ -251,9 +249,6 @@ def test_drafters_of_another_target(forms, tmp_path):
         drafter, target = hla.load_drafter(folder), hla.enable(small.llama(layers=3, **sizes))
         with pytest.raises(ValueError, match=rf"^[^\n]*{message}[^\n]*$"):
             target.generate(**small.one(vocab=30), assistant_model=drafter, lossy_policy="strict", max_new_tokens=2)
-
-
-# -- nothing half-written -----------------------------------------------------------------------------------------------------
 
 
 def test_what_cannot_be_saved_leaves_nothing(forms, tmp_path):

@@ -72,22 +72,3 @@ def test_a_companion_by_name_is_loaded_once_and_a_policy_goes_through_files(mode
             out = models.target.generate(**inputs, assistant_model=models.draft, lossy_policy=policy, max_new_tokens=24, do_sample=False)  # fmt: skip
         texts.append(out)
     assert torch.equal(texts[0], texts[1]) and torch.equal(texts[0], texts[2])
-
-
-def test_an_int8_companion(models):
-    from hf_lossy_assist.models.packed_linears import int8
-
-    small = int8(models.draft)
-    ids = models.tokenizer([p.prompt for p in hla.demo.problems(2, 5)], return_tensors="pt", padding=True)
-    with torch.no_grad():
-        far = (small(**ids).logits.softmax(-1) - models.draft(**ids).logits.softmax(-1)).abs().sum(-1)
-    assert 0 < far[ids["attention_mask"].bool()].mean() < 0.2
-    made = steep(models.target, models.draft, small, bins(np.random.default_rng(0)), batch=2)
-    out = models.target.generate(
-        **ids, assistant_model=models.draft, lossy_policy=hla.SpeculativeVerification(made, small, 5), max_new_tokens=24,
-        do_sample=False, return_dict_in_generate=True,
-    )  # fmt: skip
-    assert out.speculation.forwards["companion"] > 0
-    assert torch.equal(
-        out.sequences, type(models.target).generate(models.target, **ids, max_new_tokens=24, do_sample=False)
-    )

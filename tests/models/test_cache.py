@@ -69,16 +69,6 @@ def test_any_feeds_and_rollbacks(name, data):
             mirror.select(order[: max(1, batch - 1)])
 
 
-def test_rejected_tokens_leave_no_trace():
-    """Ten rounds of three wrong tokens each, rolled back; another text in their place."""
-    mirror = Mirror(tiny.shared("mistral"))
-    mirror.feed(torch.randint(1, tiny.VOCABULARY, (ROWS, 9)), [9, 2, 5])
-    for _ in range(10):
-        held = list(mirror.rows.lengths)
-        mirror.feed(torch.randint(1, tiny.VOCABULARY, (ROWS, 4)), [4, 4, 4])
-        mirror.rollback([held[0] + 1, held[1] + 2, held[2]])
-
-
 def test_storage_grows(monkeypatch):
     """Capacity grows by doubling or by STEP, whichever is more, never far beyond the limit; what was written stays."""
     monkeypatch.setattr(cache_module, "STEP", 4)

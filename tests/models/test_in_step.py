@@ -30,9 +30,6 @@ def spread(two_processes):
     return returned(two_processes, "spread")
 
 
-# -- FSDP2: each rank's texts are those of one process, though the ranks finish at different times ---------------------------
-
-
 @pytest.mark.parametrize("name", SHARDED)
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy")
 def test_texts_are_those_of_one_process(sharded, name):
@@ -95,9 +92,6 @@ def test_synced_gpus_as_transformers_has_it(sharded):
         given = sharded_calls.settings(rank, draft, "svip", False)
         out = hla.enable(draft).generate(**sharded_calls.prompts(rank), **given)
         assert sharded[rank]["whole models in step"] == out.sequences.tolist()
-
-
-# -- tensor parallelism: the text of one process, on every rank ---------------------------------------------------------------
 
 
 def test_all_ranks_return_the_same(spread):

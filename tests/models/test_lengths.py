@@ -1,10 +1,7 @@
-"""Proves that what depends on a text's length in other ways than by rotary frequencies is right in batches, or refused by name;
-and searches Transformers' files for more of it."""
+"""Proves that what depends on a text's length in other ways than by rotary frequencies is right in batches, or refused by name."""
 
 import copy
-import re
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,16 +11,6 @@ import transformers
 from support import tiny
 from support.many import alone_on_copy
 from support.tiny import NEVER_EMITTED, assisted, prompts
-from transformers import (
-    BigBirdConfig,
-    BigBirdForCausalLM,
-    Llama4ForCausalLM,
-    Llama4TextConfig,
-    Ministral3Config,
-    Ministral3ForCausalLM,
-    MoshiConfig,
-    MoshiForCausalLM,
-)
 
 from hf_lossy_assist.models.probe import why_not_rows
 from hf_lossy_assist.models.row_model import RowModel
@@ -43,13 +30,15 @@ def llama4() -> Any:
     """Temperatures by the cache's length in every second layer, chunks of 8 tokens in the others."""
     shape = {"head_dim": 8, "intermediate_size_mlp": 64, "num_local_experts": 2, "attention_chunk_size": 8}
     temperature = {"no_rope_layers": [1, 0], "floor_scale": STEP, "attn_scale": 2.0}
-    return Llama4ForCausalLM(Llama4TextConfig(**tiny.DECODER | shape | temperature))
+    return transformers.Llama4ForCausalLM(transformers.Llama4TextConfig(**tiny.DECODER | shape | temperature))
 
 
 def ministral3() -> Any:
     """Temperatures by `position_ids`, which are each row's own."""
     yarn = YARN | {"mscale_all_dim": 1.0, "llama_4_scaling_beta": 1.0, "beta_fast": 32.0, "beta_slow": 1.0}
-    return Ministral3ForCausalLM(Ministral3Config(**tiny.DECODER | {"head_dim": 8, "rope_parameters": yarn}))
+    return transformers.Ministral3ForCausalLM(
+        transformers.Ministral3Config(**tiny.DECODER | {"head_dim": 8, "rope_parameters": yarn})
+    )
 
 
 @cache
@@ -131,10 +120,12 @@ def test_rows_in_several_steps_of_temperature():
 
 def test_targets_that_depend_on_the_length_are_refused():
     tiny_bird = {"vocab_size": tiny.VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-    bird = BigBirdConfig(**tiny_bird | {"intermediate_size": 64, "is_decoder": True, "block_size": 4})
-    sparse = BigBirdForCausalLM(bird).eval()
+    bird = transformers.BigBirdConfig(**tiny_bird | {"intermediate_size": 64, "is_decoder": True, "block_size": 4})
+    sparse = transformers.BigBirdForCausalLM(bird).eval()
     shape = {name: value for name, value in tiny.DECODER.items() if name not in ("intermediate_size", "pad_token_id")}
-    moshi = MoshiForCausalLM(MoshiConfig(**shape | {"ffn_dim": 64, "sliding_window": 8, "head_dim": 8})).eval()
+    moshi = transformers.MoshiForCausalLM(
+        transformers.MoshiConfig(**shape | {"ffn_dim": 64, "sliding_window": 8, "head_dim": 8})
+    ).eval()
     doge = tiny_models.tiny_model("doge", "causal", "eager")
     for model, line in (
         (doge, "DogeForCausalLM .* keeps 8 tokens in view by a top-k"),
@@ -144,56 +135,3 @@ def test_targets_that_depend_on_the_length_are_refused():
             assisted(model, prompts((9,)), copy.deepcopy(model))
         assert why_not_rows(model) is not None
     assert "by the prompt's length (block_sparse)" in why_not_rows(sparse)
-
-
-# -- the search -----------------------------------------------------------------------------------------------------------
-
-MODELS = Path(transformers.__file__).parent / "models"
-# What a layer may read instead of its tokens' own positions, and the folders whose files do; each was looked at.
-SUSPECTS = {
-    # The cache's length inside a layer: Llama 4's temperature (quirks.py); whether a cross-attention is cached (BigBird);
-    # relative positions of T5 and its like, encoder-decoders, whose decoders take no positions and so have no rows.
-    r"get_seq_length\(self\.layer_idx\)": {
-        "llama4", "big_bird", "bigbird_pegasus",
-        "longt5", "mt5", "pix2struct", "pop2piano", "switch_transformers", "t5", "udop", "umt5",
-    },
-    # The longest position of the batch: PhiMoE's rotary module, which `ChangingRope` finds by its `rope_type`; positions of images
-    # and sounds; Reformer, whose cache has no layers.
-    r"max\(position_ids|position_ids\S*\.(max|amax)\(": {
-        "phimoe", "hunyuan_vl", "hy_v4_vl", "minicpmv4_7", "qwen2_5_omni", "qwen3_omni_moe", "reformer",
-    },
-    # A cache thrown away where a text crosses the original length, which is refused.
-    r"original_max_position_embeddings \+ 1": {"phi3", "phi4_multimodal", "phimoe"},
-    # Temperatures: by the cache's length (Llama 4), and by `position_ids`.
-    r"temperature_tuning|llama_4_scaling|def compute_attention_scaling": {"llama4", "ministral3", "mistral4", "beam"},
-}  # fmt: skip
-
-
-@cache
-def sources() -> dict[str, str]:
-    """The code of each model folder, without comments."""
-    out: dict[str, str] = {}
-    for path in MODELS.glob("*/modeling_*.py"):
-        lines = path.read_text(encoding="utf-8").splitlines()
-        code = "\n".join(line for line in lines if not line.lstrip().startswith("#"))
-        out[path.parent.name] = out.get(path.parent.name, "") + code
-    return out
-
-
-def test_no_other_model_looks_at_the_length():
-    """A new release that fails here has a model to be looked at: right in rows, right after a change, or refused."""
-    for pattern, known in SUSPECTS.items():
-        found = {folder for folder, code in sources().items() if re.search(pattern, code)}
-        assert not found - known, (pattern, sorted(found - known))
-        assert found, f"{pattern} finds nothing any more"
-
-
-def test_every_changing_rope_says_its_kind():
-    """`ChangingRope` finds modules by it: a class that updates its frequencies has a `rope_type`."""
-    count = 0
-    for folder, code in sources().items():
-        for body in re.split(r"^class ", code, flags=re.MULTILINE)[1:]:
-            if "@dynamic_rope_update" in body:
-                count += 1
-                assert "self.rope_type" in body, (folder, body.split("\n")[0])
-    assert count > 50

@@ -1,6 +1,5 @@
 """Biases by places (ALiBi) in ragged batches: always the text of `generate` for the same batch. A table by the cache's length has no rows."""
 
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
 import pytest
@@ -9,7 +8,6 @@ import torch
 from support import tiny
 from support.tiny import some_eos
 
-import hf_lossy_assist as hla
 from hf_lossy_assist.models.probe import why_not_rows
 
 
@@ -98,19 +96,3 @@ def test_a_text_may_fill_the_table_and_not_outgrow_it():
         assert torch.equal(out.sequences, wanted)
     with pytest.raises(ValueError, match=r"the target has 34 positions, and row \d needs more"):
         tiny.assisted(model, inputs, draft, max_new_tokens=22, **NEVER)
-
-
-@pytest.mark.full
-def test_calls_in_threads_beside_transformers_calls_of_the_model():
-    """Each ragged batch has its text; what a forward patches is another thread's function, too."""
-    name = "bloom"
-    model, draft, inputs = model_of(name), draft_of(name, "often"), tiny.prompts(RAGGED)
-    hla.enable(model)  # so that no thread has to
-    ways = [{}, {"assistant_model": draft, "lossy_policy": "strict", "num_assistant_tokens": 3}]
-
-    def run(way):
-        return model.generate(**inputs, max_new_tokens=tiny.NEW, do_sample=False, **NEVER, **way)
-
-    with ThreadPoolExecutor(3) as threads:
-        for text in threads.map(run, ways * 3):
-            assert torch.equal(text, reference(name, tiny.NEVER_EMITTED))

@@ -98,8 +98,6 @@ def test_the_last_thread_restores():
     assert seen == [2] and "forward" not in vars(layer)
 
 
-# -- grouped queries on a CPU -----------------------------------------------------------------------------------------
-
 reads_groups = pytest.mark.skipif(
     not hasattr(sdpa_attention, "use_gqa_in_sdpa") or not quirks.has_kernel_for_groups(torch.float32),
     reason="this PyTorch or Transformers copies",

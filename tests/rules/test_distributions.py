@@ -85,9 +85,6 @@ def test_places_are_those_that_their_numbers_say():
             assert torch.equal(getattr(some, name), getattr(whole, name).flatten(0, 1)[places]), name
 
 
-# -- who is asked about what ----------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Listening(hla.Pointwise):
     """Accepts every other token, and writes down how many it was asked about."""
@@ -127,13 +124,6 @@ def test_a_formula_is_evaluated_where_strict_acceptance_rejects_and_in_a_graph_f
             patch.setattr(torch.compiler, "is_compiling", lambda: True)
             decide(rule, block_in(mode))
         assert rule.sizes == [block.tokens.numel()], (mode, rule)
-
-
-def test_a_custom_function_sees_all_at_once():
-    shapes = []
-    block = block_in(GREEDY)
-    decide(hla.OwnRule(lambda dists: shapes.append(dists.px.shape) or dists.px > 0.5), block)
-    assert shapes == [(60, 4, 1)]
 
 
 def test_where_nothing_is_rejected_no_formula_is_evaluated():

@@ -33,9 +33,6 @@ def judged(block: Verified, rule: Judge, logits: torch.Tensor) -> Verified:
     return changed(block, head_accepts=rule.judge(logits[..., None]))
 
 
-# -- by hand, greedy ------------------------------------------------------------------------------------------------------
-
-
 def test_judge_overrides_mismatches_alone():
     """P(important) < 0.3 lets a mismatch pass. Where strict accepts, the head's word does not count.
 
@@ -121,23 +118,6 @@ def test_a_certain_head_keeps_to_the_ends():
         assert verdict.token.tolist() == ([8, 9] if threshold else [9, 9])
 
 
-def test_neutral_values_of_top_k_are_strict_with_ties():
-    """Scores of two or three levels, so that ties are everywhere: TopK(0), and in greedy decoding TopK(1), bit by bit."""
-    for seed, levels in itertools.product(range(8), (2, 3)):
-        generator = torch.Generator().manual_seed(seed)
-        scores = torch.randint(0, levels, (50, 4, 5), generator=generator).float()
-        tokens = torch.randint(0, 5, (50, 3), generator=generator)
-        drafted = torch.randint(0, 4, (50,), generator=generator)
-        greedy = make_round(tokens, drafted, None, False, drafted, scores)
-        for rule in (TopK(0), TopK(1)):
-            assert same(outcome(rule, greedy), outcome(Strict(), greedy))
-        for q in (None, torch.rand(50, 3, 5, generator=generator).softmax(-1)):
-            sampled = make_round(tokens, drafted, q, True, drafted, scores)
-            assert same(outcome(TopK(0), sampled, seed), outcome(Strict(), sampled, seed))
-            everything = outcome(TopK(5), sampled, seed)
-            assert torch.equal(everything.accepted, drafted), "all V tokens are among the V best"
-
-
 def test_larger_thresholds_accept_more_from_strict_acceptance_to_all():
     """Same coins: a larger threshold only lengthens what is accepted, and only what strict rejects is called lossy."""
     thresholds = (0, 0.1, 0.5, 0.7, 1)
@@ -162,8 +142,6 @@ def test_larger_thresholds_accept_more_from_strict_acceptance_to_all():
         assert (torch.stack([verdict.accepted for verdict in verdicts]).diff(dim=0) >= 0).all()
         assert same(verdicts[0], strict) and torch.equal(verdicts[-1].accepted, block.drafted)
 
-
-# -- the distribution ---------------------------------------------------------------------------------------------------
 
 UNIMPORTANT = (1, 3)  # token ids that the enumerated head lets pass
 

@@ -7,15 +7,12 @@ law that the target's own warped probabilities give; the same counts must reject
 import pytest
 import torch
 from support.blocks import Everything, decide, sampling_block
-from support.distributions import REJECT, SIZE, Tables, V, first_two, goodness, pair, sample, target_law
+from support.distributions import REJECT, Tables, V, first_two, goodness, sample, target_law
 from transformers import TemperatureLogitsWarper, TopPLogitsWarper
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import AcceptanceRule, Strict
 from hf_lossy_assist.rules import draw
-
-
-# -- exact enumeration ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("certain", [False, True], ids=["drawn", "certain"])
@@ -47,9 +44,6 @@ def test_decide_draws_by_that_law(certain):
     assert p_value(Everything()) < REJECT
 
 
-# -- χ² through generate --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.full
 @pytest.mark.filterwarnings("ignore:.*policy is lossy")
 def test_samples_have_the_targets_distribution():
@@ -59,27 +53,3 @@ def test_samples_have_the_targets_distribution():
     torch.manual_seed(0)
     assert goodness(sample(hla.LossyPolicy(stop=hla.SVIP(h=0.45)), settings), expected) > REJECT
     assert goodness(sample(hla.LossyPolicy(Everything()), settings, calls=1), expected) < REJECT
-
-
-@pytest.mark.nightly
-def test_prompt_lookup_has_the_targets_law():
-    """q = None through the engine, at batch 1: a prompt that repeats itself, so that there is something to look up.
-
-    Two tokens of each call count, 800 in all: of a rule that accepts a tenth too often (`Doubtful`) they give p < 1e-20.
-    """
-    target, _ = pair()
-    torch.manual_seed(0)
-    prompt, counts, accepted = torch.tensor([[3, 1, 4, 3, 1, 4, 3, 1]]), torch.zeros(SIZE**2, dtype=torch.long), 0
-    for _ in range(400):
-        out = target.generate(
-            prompt, attention_mask=torch.ones_like(prompt), do_sample=True, max_new_tokens=3,
-            prompt_lookup_num_tokens=2, lossy_policy="strict", return_dict_in_generate=True,
-        )  # fmt: skip
-        counts[out.sequences[0, -3] * SIZE + out.sequences[0, -2]] += 1
-        accepted += out.speculation.total().num_accepted_draft_tokens
-    assert 0 < accepted < 800
-    after = torch.cat([prompt.expand(SIZE, -1), torch.arange(SIZE)[:, None]], dim=1)
-    with torch.no_grad():
-        first = target(prompt).logits[0, -1].double().softmax(-1)
-        second = target(after).logits[:, -1].double().softmax(-1)
-    assert goodness(counts, (first[:, None] * second).flatten()) > REJECT

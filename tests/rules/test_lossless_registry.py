@@ -12,7 +12,6 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-from support.blocks import Everything
 from support.enumeration import marginal, off
 from support.rule_cases import CASES
 from support.sv_models import END, SIZE, extreme, make_profile, models, prompts, shipped
@@ -155,16 +154,6 @@ def test_a_callers_processor_has_the_distribution_of_generate():
     ):
         distance, runner = off(target, draft, whole(part), prompts(5), rounds=rounds, end=END, processor=grammar)
         assert distance < CLOSE and max(runner.widths) > 1
-
-
-def test_the_enumeration_finds_what_is_not_lossless():
-    target, draft, companion = models()
-    for part in (Everything(), hla.TopK(2), hla.SVFilter(extreme(), companion, "off")):
-        assert off(target, draft, whole(part), prompts(5), end=END)[0] > FAR, part
-    assert off(target, draft, whole(hla.TopK(2)), prompts(5), end=END, processor=grammar)[0] > FAR
-
-
-# -- SV, again and harder -------------------------------------------------------------------------------------------------
 
 
 class ByWidth(hla.SVFilter):

@@ -4,7 +4,6 @@ import itertools
 
 import pytest
 import torch
-from support import tiny
 from support.blocks import changed, decide, outcome, random_block, same
 from support.refusals import refused
 
@@ -30,21 +29,6 @@ def test_it_is_the_rule_of_its_formula():
             verdict = outcome(rule, block)
             assert same(verdict, outcome(OwnRule(function), block))
             assert verdict.lossy.any() == (function is typical)
-
-
-@pytest.mark.full
-def test_in_generate_and_in_limits():
-    model, inputs = tiny.shared("llama"), tiny.prompts((9,))
-    draft = tiny.draft_of(model, "rarely")
-    texts = {}
-    for name, rule in (
-        ("class", hla.TopK(2)),
-        ("function", OwnRule(lambda laws: laws.at(laws.p) >= laws.p.topk(2).values[..., 1:])),
-    ):
-        texts[name] = tiny.assisted(model, inputs, draft, rule, eos_token_id=tiny.NEVER_EMITTED)
-        few = tiny.assisted(model, inputs, draft, hla.Limited(rule, per_request=1), eos_token_id=tiny.NEVER_EMITTED)
-        assert few.speculation.total().num_lossy_accepts == 1 < texts[name].speculation.total().num_lossy_accepts
-    assert torch.equal(texts["class"].sequences, texts["function"].sequences)
 
 
 def test_what_it_says_of_itself():

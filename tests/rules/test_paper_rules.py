@@ -48,9 +48,6 @@ def test_divergence():
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=2e-6)
 
 
-# -- FLy ------------------------------------------------------------------------------------------------------------------
-
-
 def fly(window, entropy, top_k):
     """The definition with loops: `strict` are the strict decisions of one row, `laws` its p, `draft` its tokens."""
 
@@ -111,9 +108,6 @@ def test_fly_never_keeps_an_impossible_token():
     assert decide(FLy(1, 0.0), block).accepted.tolist() == [1]
 
 
-# -- regret ---------------------------------------------------------------------------------------------------------------
-
-
 def test_regret_by_hand():
     """
     regrets 0 1 2 0 | 1 of one draft, left 5 4 3 2 1
@@ -159,9 +153,6 @@ def test_regret_is_spent_over_the_rounds_of_each_row():
             assert verdict.accepted.tolist() == accepted
 
 
-# -- ensemble, against Transformers' own ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("kind", "weight"), [("often", 0.8), ("rarely", 0.5)])
 def test_greedy_ensemble_is_that_of_transformers(kind, weight):
     model = tiny.build("llama")
@@ -177,9 +168,6 @@ def test_greedy_ensemble_is_that_of_transformers(kind, weight):
     if kind == "rarely":
         alone = model.generate(**inputs, **settings)
         assert not torch.equal(expected, alone), "the ensemble decides otherwise than the target somewhere"
-
-
-# -- synthetic ------------------------------------------------------------------------------------------------------------
 
 
 def test_synthetic_acceptance_has_its_rate_in_greedy_decoding():

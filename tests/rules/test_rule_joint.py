@@ -17,8 +17,6 @@ from hf_lossy_assist.rules import draw
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")
 
-# -- block verification ---------------------------------------------------------------------------------------------------
-
 
 def edges(block):
     return BlockVerification().probability(block).nan_to_num()[..., None]
@@ -37,19 +35,6 @@ def test_blocks_have_the_targets_distribution(gamma, size, monkeypatch):
         for text in itertools.product(range(size), repeat=gamma + 1):
             chance = math.prod(float(tables.p[text[:i]][x]) for i, x in enumerate(text))
             assert float(law[text]) == pytest.approx(chance, abs=1e-12)
-
-
-def test_the_enumeration_finds_a_wrong_block_rule():
-    """Token by token with the block's chances: another law."""
-
-    class Wrong(BlockVerification):
-        def accepts(self, verified, coins):
-            return coins < self.probability(verified)
-
-    tables = Tables(0, 2)
-    law = formulas.first_tokens(formulas.outcomes(Wrong(), tables, 2, edges), tables, 3)
-    exact = formulas.first_tokens(formulas.outcomes(Strict(), tables, 2, edges), tables, 3)
-    assert (law - exact).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("certain", [False, True], ids=["drawn", "certain"])

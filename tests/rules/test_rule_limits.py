@@ -6,7 +6,7 @@ import pytest
 import torch
 from support import tiny
 from support.blocks import Everything, changed, decide, make_round, outcome, random_block, same
-from support.paper_rules import Ensemble, FLy, RegretBudget
+from support.paper_rules import Ensemble, FLy
 from support.rule_cases import Unregistered
 
 import hf_lossy_assist as hla
@@ -17,9 +17,6 @@ from hf_lossy_assist.rules.limits import at_end, within
 pytestmark = pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")
 
 
-# -- spans ----------------------------------------------------------------------------------------------------------------
-
-
 def test_spans_by_hand():
     """< opens, > closes:  a < b c > d < e  → inside are b, c, the > itself, and everything from e on."""
     text = torch.tensor([[1, 8, 2, 3, 9, 4, 8, 5]])
@@ -28,9 +25,6 @@ def test_spans_by_hand():
     assert within(text[:, :0], (8, 9), torch.tensor([True])).tolist() == [[True]]
     prompts = [torch.tensor(x) for x in ([1, 8], [8, 9, 1], [], [8, 8, 1])]
     assert at_end(prompts, (8, 9)).tolist() == [True, False, False, True]
-
-
-# -- against a simulation -------------------------------------------------------------------------------------------------
 
 
 class Simulation:
@@ -119,46 +113,11 @@ def test_limits_in_the_first_round_of_empty_prompts():
     assert (torch.stack(lengths).diff(dim=0) >= 0).all(), "larger budgets accept more"
 
 
-# -- end to end -----------------------------------------------------------------------------------------------------------
-
 PROMPTS = (9, 1, 4, 14)
-OPEN = int(tiny.prompts(PROMPTS)["input_ids"][0, -1])  # the first row's new tokens begin inside a span
 
 
 def summarize_rows(out) -> list[dict]:
     return [out.speculation.summary(row, sources=True) for row in out.speculation.rows]
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    "rule",
-    [
-        Limited(RegretBudget(6.0), never=(5, 6, 7)), Limited(TopK(3), inside=(OPEN, 92)),
-        Union((Limited(TopK(3), per_request=2), FLy(2, 0.2))),
-    ],
-    ids=["regret, never", "inside", "union"],
-)  # fmt: skip
-def test_a_row_of_a_batch_is_what_it_would_be_alone(rule):
-    """Its budget is its own, whichever rows have left the batch before it; and a second call is the same as the first."""
-    model = tiny.shared("llama")
-    draft, inputs = tiny.draft_of(model, "rarely"), tiny.prompts(PROMPTS)
-    settings_ = {"max_new_tokens": 40, "eos_token_id": [41, 72, 20]}
-    out = tiny.assisted(model, inputs, draft, rule, **settings_)
-    again = tiny.assisted(model, inputs, draft, rule, **settings_)
-    assert torch.equal(out.sequences, again.sequences)
-    lengths = [row["num_new_tokens"] for row in summarize_rows(out)]
-    assert len(set(lengths)) > 2, "rows must leave at different times"
-    lossy = 0
-    for b, length in enumerate(PROMPTS):
-        alone = {name: x[b : b + 1, -length:] for name, x in inputs.items()}
-        single = tiny.assisted(model, alone, draft, rule, **settings_)
-        new = single.sequences[0, length:]
-        assert torch.equal(out.sequences[b, max(PROMPTS) :][: len(new)], new)
-        assert summarize_rows(single)[0]["token_sources"] == summarize_rows(out)[b]["token_sources"]
-        lossy += summarize_rows(single)[0]["num_lossy_accepts"]
-        if isinstance(rule, Limited) and rule.per_request is not None:
-            assert summarize_rows(single)[0]["num_lossy_accepts"] <= rule.per_request
-    assert lossy > 0
 
 
 @pytest.mark.parametrize("sampling", [False, pytest.param(True, marks=pytest.mark.full)])
@@ -237,9 +196,6 @@ def test_the_report_has_the_overshoot_of_lossy_tokens(sampling):
     assert strict.max_overshoot is None and strict.to_dict(rows=True)["rows"][0]["mean_overshoot"] is None
 
 
-# -- unions ---------------------------------------------------------------------------------------------------------------
-
-
 def test_a_union_of_one_is_the_rule():
     block = random_block(0)
     for rule in (TopK(2), Ensemble(0.3), FLy(1, 0.2)):
@@ -255,9 +211,6 @@ def test_what_a_union_is():
     )
     assert Union((TopK(1), Ensemble(0.5))).needs_draft_probs and not Union((TopK(1),)).needs_draft_probs
     assert Union([TopK(1)]) == Union((TopK(1),)) and hash(Union([TopK(1)])) == hash(Union((TopK(1),)))
-
-
-# -- JSON, and what is refused --------------------------------------------------------------------------------------------
 
 
 def test_the_json_form_of_rules_inside_rules():

@@ -28,9 +28,6 @@ class Nothing(AcceptanceRule):
         return torch.zeros(block.tokens.shape)
 
 
-# -- greedy ---------------------------------------------------------------------------------------------------------------
-
-
 # The target's choices, drafted and sent tokens of each row; then accepted tokens, the token behind them, and lossy ones.
 FULL = [5, 6, 7, 8]
 GREEDY = {
@@ -65,9 +62,6 @@ def test_nothing_was_drafted():
         verdict = decide(Strict(), sampled)
         assert verdict.accepted.tolist() == [0, 0] and verdict.token.tolist() == [1, 3]
         assert verdict.lossy.shape == (2, 0)
-
-
-# -- sampling -------------------------------------------------------------------------------------------------------------
 
 
 def test_impossible_and_sure_tokens():

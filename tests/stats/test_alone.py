@@ -63,9 +63,6 @@ def test_one_round_is_too_little():
     assert estimate_target_alone([PROMPT], [1, 1]) is None and estimate_target_alone([], [0]) is None
 
 
-# -- what the statistics say ----------------------------------------------------------------------------------------------
-
-
 def stats(alone: TargetAlone | None, **settings) -> SpeculationStats:
     return SpeculationStats([RowStats()], 5, True, {"target": 3}, {"target": 1.0, "draft": 0.5}, alone, **settings)
 

@@ -18,13 +18,6 @@ def sent(row) -> int:
     return sum(length * rounds for (length, _), rounds in row.steps.items())
 
 
-# -- rounds without drafts ------------------------------------------------------------------------------------------------
-
-
-def test_limits_of_no_rows():
-    assert BatchSchedule({1: 3}).limits([]) == []
-
-
 def test_rows_that_never_draft_are_plain_decoding():
     stats = greedy_equals(BatchSchedule({1: 3, 2: 0}), RAGGED, eos_token_id=tiny.NEVER_EMITTED)
     assert stats.total().num_draft_tokens == 0 and "draft" not in stats.forwards
@@ -70,9 +63,6 @@ def test_a_companion_has_nothing_to_read_in_a_round_without_drafts():
     greedy_equals(LossyPolicy(stop=Sometimes(), filter=ObserveOnlyFilter(companion)), RAGGED)
 
 
-# -- by the number of rows ------------------------------------------------------------------------------------------------
-
-
 def test_schedule_by_hand():
     stop = BatchSchedule({1: 7, 4: 5, 32: 0})
     assert [stop.limits(list(range(n)))[0] for n in (1, 3, 4, 31, 32, 100)] == [7, 7, 5, 5, 0, 0]
@@ -107,9 +97,6 @@ def test_schedule_of_rows_that_end_apart():
     stats = greedy_equals(BatchSchedule({1: 3, 2: 0}), RAGGED, "always", eos_token_id=ends)
     longest = max(stats.rows, key=lambda row: row.num_new_tokens)
     assert sent(longest) > 0 and sum(sent(row) for row in stats.rows) == sent(longest)
-
-
-# -- refusals -------------------------------------------------------------------------------------------------------------
 
 
 def test_refused_in_one_line():

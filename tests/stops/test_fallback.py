@@ -20,6 +20,7 @@ class World:
 
     def __init__(self, stop: Fallback, accepts: Callable[[int], int], cost: float, rows: int = 1):
         self.time, self.accepts, self.cost, self.rows = 0.0, accepts, cost, rows
+        self.shares, self.sent = [1.0], GAMMA  # what of it each row accepts, in turn, and what a filter lets pass
         self.run = FallbackRun(stop, rows, now=lambda: self.time)
 
     def rounds(self, count: int) -> str:
@@ -30,7 +31,9 @@ class World:
             limits = self.run.begin_round(rows)
             drafts = limits[0] > 0
             self.time += (self.cost if drafts else 1.0) * self.rows
-            self.run.observe(rows, limits, [min(self.accepts(len(out)), limit) for limit in limits])
+            sent = [min(self.sent, limit) for limit in limits]
+            agrees = [int(self.shares[row % len(self.shares)] * self.accepts(len(out))) for row in rows]
+            self.run.observe(rows, sent, [min(pair) for pair in zip(sent, agrees, strict=True)])
             out += "D" if drafts else "A"
         return out
 
@@ -105,7 +108,18 @@ def test_drafting_gets_dear_for_fewer_rows():
     assert lengths(world.rounds(10)) == [("D", 1), ("A", 9)]
 
 
-# -- in the engine --------------------------------------------------------------------------------------------------------
+def test_rows_that_agree_apart_are_weighed_together():
+    """One row of four agrees, wherever it stands: two tokens a row on average."""
+    for shares, (cost, goes_on) in itertools.product(([1, 0, 0, 0], [0, 0, 0, 1]), ((1.5, True), (2.5, False))):
+        world = World(Fallback(Constant(GAMMA)), lambda i: 4, cost=cost, rows=4)
+        world.shares = shares
+        assert (world.rounds(20)[-1] == "D") == goes_on, (shares, cost)
+
+
+def test_a_filter_that_drops_every_draft_is_drafting_all_the_same():
+    world = World(Fallback(Constant(GAMMA), wait=8, trials=1.0), lambda i: 4, cost=1.5)
+    world.sent = 0
+    assert lengths(world.rounds(30))[:4] == [("D", 1), ("A", 1), ("D", 2), ("A", 8)]
 
 
 def test_it_is_counted():

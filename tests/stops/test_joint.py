@@ -39,9 +39,6 @@ def ask(run: JointRun, *laws: list[float], rows=None) -> list[bool]:
     return run.read([run.after_token(torch.zeros(len(laws), 1, dtype=torch.long), logits(*laws), rows=rows)])[0]
 
 
-# -- the choice -----------------------------------------------------------------------------------------------------------
-
-
 def test_the_choice_by_hand():
     """Until something is known 5 tokens; then while ā·Σ s^exponent ≥ ρ·(step + rows·token)."""
     settings = JointGoodput(step=0.1, token=0.05, exponent=2.0)
@@ -99,9 +96,6 @@ def test_rows_that_cannot_draft_on_count_for_nothing():
         assert ask(run, *[SURE] * 4) == [not goes_on] * 4
 
 
-# -- what tokens are expected to be worth ---------------------------------------------------------------------------------
-
-
 def test_acceptance_is_the_bound_moved_to_what_was_counted():
     seen = AcceptanceEstimate()
     middles = (np.arange(BINS) + 0.5) * WIDTH
@@ -141,9 +135,6 @@ def test_many_tokens_outweigh_a_bound_nobody_has_tested():
 def test_bins_hold_every_entropy():
     found = bins_of(torch.tensor([0.0, 0.0155, 0.0157, 12.0, math.inf, math.nan]))
     assert found.tolist() == [0, 0, 1, BINS - 1, BINS - 1, BINS - 1]
-
-
-# -- what rounds cost -----------------------------------------------------------------------------------------------------
 
 
 def test_seconds_are_taken_apart():
@@ -266,9 +257,6 @@ def test_what_costs_nothing_is_drafted_to_the_end():
     assert World(0.8, step=1e-5, column=0.2, max_draft=12).rounds(20)[-1] < 8, "columns that cost are another thing"
 
 
-# -- one row --------------------------------------------------------------------------------------------------------------
-
-
 def test_one_row_is_svips():
     for shared, more in (({}, {}), ({}, {"step": 0.1}), ({"h": 0.2, "c": 0.4, "max_draft": 7}, {})):
         run, svip = JointGoodput(**shared, **more).start(1), SVIP(**shared).start(1)
@@ -288,9 +276,6 @@ def test_the_last_row_of_a_batch_is_svips():
     run.observe([0, 1, 2], [1, 1, 1], [1, 1, 1])
     run.begin_round([1])
     assert ask(run, SURE, SURE, TORN) == answers(SVIP(), SURE, SURE, TORN) == [False, False, True]
-
-
-# -- in the engine --------------------------------------------------------------------------------------------------------
 
 
 def test_greedy_text_is_the_targets_whatever_the_clock_says(monkeypatch):
@@ -336,19 +321,6 @@ def test_it_decides_without_a_look_at_the_device():
         assert found.device.type == "meta" and found.shape == (3,)
 
 
-def test_a_call_with_given_costs_can_be_repeated():
-    """With sampling and end tokens; each row from a generator of its own."""
-    model = tiny.shared("llama")
-
-    def write():
-        generators = [torch.Generator().manual_seed(seed) for seed in range(4)]
-        return tiny.assisted(model, tiny.prompts(RAGGED), tiny.draft_of(model, "often"), JointGoodput(step=0.1, token=0.01),
-                             do_sample=True, generator=generators, max_new_tokens=40)  # fmt: skip
-
-    first, second = write(), write()
-    assert torch.equal(first.sequences, second.sequences) and first.speculation.rows == second.speculation.rows
-
-
 class Watching(hla.Runner):
     """Keeps the first round's draft."""
 
@@ -369,9 +341,6 @@ def test_what_a_place_draws_does_not_depend_on_how_long_the_draft_is():
         model.generate(**tiny.prompts(RAGGED), do_sample=True, max_new_tokens=9, custom_generate=runner, **WHOLE)
         first[longest] = runner.first
     assert first[4].shape == (4, 4) and torch.equal(first[4][:, :2], first[2])
-
-
-# -- what outlives a call -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.full
@@ -401,9 +370,6 @@ def test_what_was_learnt_of_a_pair_is_for_it_alone():
     del model, one, other, known
     gc.collect()
     assert len(joint.KNOWN) < pairs, "models are not kept for what is known of them"
-
-
-# -- policies -------------------------------------------------------------------------------------------------------------
 
 
 def test_costs_without_a_step_are_refused():

@@ -18,18 +18,6 @@ from support.stops import LEAVES, ROUNDS, stock_lengths, walk
 from transformers import StoppingCriteria
 
 import hf_lossy_assist as hla
-from hf_lossy_assist import (
-    SVIP,
-    Confidence,
-    Constant,
-    DraftStop,
-    FeatureSpec,
-    HeadConfig,
-    Heuristic,
-    LinearHead,
-    LossyPolicy,
-    as_policy,
-)
 from hf_lossy_assist.stops import STOPS, StopRun
 
 
@@ -41,19 +29,21 @@ class Case:
     the longest, whatever is drafted and accepted. `form`: the JSON form of `stop`, but for a head.
     """
 
-    stop: DraftStop
+    stop: hla.DraftStop
     form: dict[str, Any]
-    longest: DraftStop | None
+    longest: hla.DraftStop | None
     state: bool  # its run keeps something from token to token or from round to round
     varied: bool = True  # rounds differ in length
     rows_apart: bool = True  # a row drafts as it would alone
 
 
 @cache
-def token_head() -> LinearHead:
+def token_head() -> hla.LinearHead:
     """A random head on the state that encodes a token, above a half for most tokens, so that products of it fall slowly."""
     predicting = state_head()
-    head = LinearHead(HeadConfig(predicting.config.hidden_size, features=FeatureSpec(position="token"))).eval()
+    head = hla.LinearHead(
+        hla.HeadConfig(predicting.config.hidden_size, features=hla.FeatureSpec(position="token"))
+    ).eval()
     head.load_state_dict(predicting.state_dict())
     with torch.no_grad():
         head.linear.bias += 4.0
@@ -75,20 +65,20 @@ SHY = {
 
 CASES = {
     "constant": Case(
-        Constant(4), {"name": "constant", "gamma": 4},
-        longest=Constant(6), state=False, varied=False,
+        hla.Constant(4), {"name": "constant", "gamma": 4},
+        longest=hla.Constant(6), state=False, varied=False,
     ),
     "heuristic": Case(
-        Heuristic(2, 9), {"name": "heuristic", "initial": 2, "max_draft": 9},
+        hla.Heuristic(2, 9), {"name": "heuristic", "initial": 2, "max_draft": 9},
         longest=None, state=True,
     ),
     "confidence": Case(
-        Confidence(0.17, 9), {"name": "confidence", "threshold": 0.17, "max_draft": 9, "reads": "probability"},
-        longest=Confidence(0.0, 6), state=False,
+        hla.Confidence(0.17, 9), {"name": "confidence", "threshold": 0.17, "max_draft": 9, "reads": "probability"},
+        longest=hla.Confidence(0.0, 6), state=False,
     ),
     "svip": Case(
-        SVIP(h=1.5, form="entropy"), {"name": "svip", "h": 1.5, "c": 0.15, "form": "entropy", "max_draft": 40},
-        longest=SVIP(h=math.inf, max_draft=6), state=False,
+        hla.SVIP(h=1.5, form="entropy"), {"name": "svip", "h": 1.5, "c": 0.15, "form": "entropy", "max_draft": 40},
+        longest=hla.SVIP(h=math.inf, max_draft=6), state=False,
     ),
     "head": Case(
         hla.HeadStop(state_head(), 0.4), {"name": "head", "threshold": 0.4, "max_draft": 20, "patience": 1.0},
@@ -108,22 +98,22 @@ CASES = {
         longest=hla.JointGoodput(h=math.inf, max_draft=6, step=0.0), state=True, rows_apart=False,
     ),
     "at_least": Case(
-        hla.AtLeast(Confidence(0.3), 3), {"name": "at_least", "stop": SHY, "n": 3},
-        longest=hla.AtLeast(Confidence(1.0), 20), state=True,
+        hla.AtLeast(hla.Confidence(0.3), 3), {"name": "at_least", "stop": SHY, "n": 3},
+        longest=hla.AtLeast(hla.Confidence(1.0), 20), state=True,
     ),
     "any_of": Case(
-        hla.AnyOf([Confidence(0.3), Heuristic(4, 9), Constant(7)]),
+        hla.AnyOf([hla.Confidence(0.3), hla.Heuristic(4, 9), hla.Constant(7)]),
         {"name": "any_of", "stops": [SHY, {"name": "heuristic", "initial": 4, "max_draft": 9}, {"name": "constant", "gamma": 7}]},
-        longest=hla.AnyOf([Constant(8), Confidence(0.0, 6)]), state=True,
+        longest=hla.AnyOf([hla.Constant(8), hla.Confidence(0.0, 6)]), state=True,
     ),
     "all_of": Case(
-        hla.AllOf([Confidence(0.3), SVIP(h=1.5, form="entropy"), Constant(2)]),
+        hla.AllOf([hla.Confidence(0.3), hla.SVIP(h=1.5, form="entropy"), hla.Constant(2)]),
         {"name": "all_of", "stops": [SHY, {"name": "svip", "h": 1.5, "c": 0.15, "form": "entropy", "max_draft": 40},
                                      {"name": "constant", "gamma": 2}]},
-        longest=hla.AllOf([Confidence(0.0, 6), Confidence(1.0, 6)]), state=True,
+        longest=hla.AllOf([hla.Confidence(0.0, 6), hla.Confidence(1.0, 6)]), state=True,
     ),
     "fallback": Case(  # with this margin nothing depends on the seconds of a round
-        hla.Fallback(Confidence(0.3), margin=1.0),
+        hla.Fallback(hla.Confidence(0.3), margin=1.0),
         {"name": "fallback", "stop": SHY, "margin": 1.0, "first": 3, "window": 8, "wait": 32, "trials": 0.02},
         longest=None, state=True, rows_apart=False,
     ),
@@ -144,19 +134,16 @@ def test_no_stop_is_forgotten():
     assert all(type(CASES[name].stop) is cls for name, cls in STOPS.items())
 
 
-# -- settings -------------------------------------------------------------------------------------------------------------
-
-
 def test_json_round_trip(tmp_path):
     for name, case in CASES.items():
-        policy = LossyPolicy(stop=case.stop)
+        policy = hla.LossyPolicy(stop=case.stop)
         policy.save_pretrained(tmp_path / name)
-        loaded = LossyPolicy.from_pretrained(tmp_path / name)
+        loaded = hla.LossyPolicy.from_pretrained(tmp_path / name)
         assert loaded == policy and hash(loaded) == hash(policy), name
         spec = loaded.to_dict()
         assert {key: value for key, value in spec["stop"].items() if key != "head"} == case.form
         assert json.loads(json.dumps(spec)) == spec, "the JSON form is plain JSON"
-        assert as_policy(json.dumps(spec)) == as_policy(spec) == policy, name
+        assert hla.as_policy(json.dumps(spec)) == hla.as_policy(spec) == policy, name
 
 
 def test_with_longest():
@@ -172,9 +159,6 @@ def test_with_longest():
                 assert getattr(changed, what) == getattr(stop, what), stop
             lengths = ("gamma", "max_draft", "initial", "table", "n", "stop", "stops")
             assert all(value == getattr(stop, key) for key, value in vars(changed).items() if key not in lengths)
-
-
-# -- runs without models --------------------------------------------------------------------------------------------------
 
 
 def test_a_run_keeps_what_it_learns_to_itself():
@@ -203,9 +187,6 @@ def test_rows_in_another_order_draft_the_same(names):
             assert walk(stop, order=order) == walk(stop, numbers=order) == walk(stop, order[::-1], order) == found, (
                 name
             )
-
-
-# -- in the engine --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -242,10 +223,7 @@ def test_in_transformers_loop():
         assert equal and max(sent) <= case.stop.longest, name
 
 
-# -- stops of one's own ---------------------------------------------------------------------------------------------------
-
-
-class Odd(DraftStop):
+class Odd(hla.DraftStop):
     """One class, one method: stops after an odd token."""
 
     longest = 7
@@ -263,7 +241,7 @@ def test_a_custom_stop_is_one_class_with_one_method():
 
 
 def test_a_stop_that_answers_nothing_is_refused():
-    class Silent(DraftStop):
+    class Silent(hla.DraftStop):
         longest = 3
 
         def __call__(self, input_ids, scores, **kwargs):
@@ -272,4 +250,4 @@ def test_a_stop_that_answers_nothing_is_refused():
     with pytest.raises(NotImplementedError, match=r"^Silent needs a method should_stop, or adaptive = False$"):
         write(Silent())
     with pytest.raises(AttributeError, match="max_draft"):
-        write(DraftStop())
+        write(hla.DraftStop())

@@ -15,9 +15,6 @@ from hf_lossy_assist.round import Selection
 from hf_lossy_assist.stops import StopRun, entropy
 
 
-# -- entropy and SVIP -----------------------------------------------------------------------------------------------------
-
-
 def test_entropy_by_hand():
     """H(.5, .5) = ln 2; H of a sure token = 0; H(.25 × 4) = ln 4; zeros do not matter, also when they are −inf logits."""
     laws = logits([0.5, 0.5, 0, 0], [1, 0, 0, 0], [0.25] * 4, [0.5, 0.25, 0.25, 0])[0]
@@ -59,9 +56,6 @@ def test_svip_looks_at_the_last_scores_only():
     early, late = logits([0.5, 0.5]), logits([1.0, 0.0])
     assert SVIP().should_stop(torch.tensor([[0, 1]]), early + late).tolist() == [False]
     assert SVIP().should_stop(torch.tensor([[0, 1]]), late + early).tolist() == [True]
-
-
-# -- the others -----------------------------------------------------------------------------------------------------------
 
 
 def test_confidence_looks_at_the_drafted_token():
@@ -114,9 +108,6 @@ def test_with_longest_of_the_heuristic_is_its_first_draft():
     for gamma, longest in ((9, 40), (50, 50)):
         changed = Heuristic().with_longest(gamma)
         assert changed == Heuristic(gamma, longest) and changed.start(2).begin_round([0, 1]) == [gamma, gamma]
-
-
-# -- inside the engine and inside Transformers' own loop -------------------------------------------------------------------
 
 
 def test_engine_gives_the_stop_raw_logits():

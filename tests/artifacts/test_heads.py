@@ -14,7 +14,7 @@ import torch
 from huggingface_hub import ModelCard
 from huggingface_hub.repocard_data import model_index_to_eval_results
 from support import tiny
-from support.heads import draft, edit, full_config, linear, rewrite, save, target
+from support.heads import draft, edit, full_config, linear, save, target
 from support.refusals import contents, names, refused
 from support.small import tokenizer, words
 from support.tiny import assisted, prompts
@@ -23,7 +23,6 @@ import hf_lossy_assist as hla
 from hf_lossy_assist import FeatureSpec, Head, HeadConfig, HeadStop, LinearHead, MLPHead, ModelIdentity
 from hf_lossy_assist.artifacts.files import new_folder, write_text
 from hf_lossy_assist.artifacts.identity import tokenizer_hash, weights_hash
-from hf_lossy_assist.policy.sharing import detect_kind
 
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")
@@ -333,19 +332,3 @@ def test_a_card_of_local_models_names_no_base_model(tmp_path):
     identities().save_pretrained(tmp_path)
     card = ModelCard.load(tmp_path / "README.md")
     assert card.data.base_model is None and "model-index" not in card.data.to_dict() and "None" not in card.text
-
-
-def test_what_a_folder_holds(saved, tmp_path):
-    assert detect_kind(saved) == "head"
-    hla.Sprinter(linear()).save_pretrained(tmp_path / "policy")
-    assert detect_kind(tmp_path / "policy") == "policy"
-    hla.LossyPolicy(stop=hla.SVIP()).save_pretrained(tmp_path / "plain")
-    assert detect_kind(tmp_path / "plain") == "policy"
-    assert detect_kind(hla.demo.FOLDER / "draft") == detect_kind(hla.demo.FOLDER) == "models"
-    (tmp_path / "repo" / "custom_generate").mkdir(parents=True)
-    (tmp_path / "repo" / "custom_generate" / "generate.py").touch()
-    assert detect_kind(tmp_path / "repo") == "custom_generate"
-    for folder in (saved, tmp_path / "policy" / "stop_head"):  # damaged ones are found out
-        rewrite(folder, b"no weights")
-    refused(lambda: detect_kind(saved), "SHA-256 differs")
-    refused(lambda: detect_kind(tmp_path / "policy"), "SHA-256 differs")

@@ -14,7 +14,7 @@ from support.heads import rewrite
 from support.profiles import GAMMA, arrays, bins, companion, draft, latency, profile, target
 from support.refusals import refused
 from support.small import tokenizer, words
-from support.tiny import assisted, greedy, prompts
+from support.tiny import assisted, prompts
 
 from hf_lossy_assist import Confidence, Constant, Heuristic, LossyPolicy, as_policy
 from hf_lossy_assist.artifacts.profile_tables import Bins, Latency
@@ -296,22 +296,6 @@ def test_a_longer_draft_is_refused():
     assert SpeculativeVerification(made, third).stop == Constant(GAMMA)
     fallback = SpeculativeVerification(profile(pays=np.zeros(3)), third)  # also where it would not be asked
     refused(lambda: assisted(target(), inputs, draft(), fallback, num_assistant_tokens=9), says)
-
-
-@pytest.mark.full
-@pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning", "ignore:this profile was made with other sampling")
-def test_to_the_last_token():
-    """Rounds in which some rows, or all, have no room to draft; rows that end early. Greedy, each form is lossless."""
-    inputs = prompts((9, 1, 4))
-    for exact, new in itertools.product(("full", "prefix", "off"), (1, 2, 7)):
-        policy = SpeculativeVerification(profile(), companion(), exact=exact, fallback=False)
-        expected = greedy(target(), inputs, max_new_tokens=new)
-        for gamma in (1, GAMMA):
-            out = assisted(target(), inputs, draft(), policy, max_new_tokens=new, num_assistant_tokens=gamma)
-            assert torch.equal(out.sequences, expected), (exact, new, gamma)
-            assert ("companion" in out.speculation.forwards) == (new > 1)
-        sampled = assisted(target(), inputs, draft(), policy, max_new_tokens=new, do_sample=True)
-        assert sampled.sequences.shape[1] <= 9 + new
 
 
 def test_the_papers_form_says_that_it_is_lossy(monkeypatch):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from huggingface_hub import HfApi, constants, create_repo, hf_hub_download, model_info, upload_file
+from huggingface_hub import HfApi, constants, create_repo, hf_hub_download, model_info, upload_file, upload_folder
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -183,6 +183,7 @@ def test_other_folders_of_this_package_go_up_and_come_down(hub, tmp_path):
         assert detect_kind(back) == folder.name
         held = {name: data for name, data in contents(back).items() if name != ".gitattributes"}
         assert held == {name: data for name, data in contents(folder).items() if "__pycache__" not in name}
+    assert detect_kind(demo.FOLDER / "draft") == "models"
     assert Profile.from_pretrained("org/profile") == Profile.from_pretrained(demo.FOLDER / "sv_profile")
 
 
@@ -191,7 +192,8 @@ FOLDERS = sorted({path.parent.name for path in CARDS.glob("*/README.md")} - {"sp
 
 
 def test_a_copy_of_each_ready_folder_can_be_pushed(tmp_path):
-    """The folders hold links, which are never uploaded; every card would be accepted."""
+    """The folders hold links, which are never uploaded; every card would be accepted. Of the demo's heads no file is left out."""
+    assert not any(list_files(folder)[1] for folder in demo.FOLDER.glob("*_head"))
     for name in FOLDERS:
         copy = Path(shutil.copytree(CARDS / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__")))
         kind = detect_kind(copy)
@@ -363,3 +365,101 @@ def test_a_readme_that_somebody_wrote_stays(tmp_path, save):
     (tmp_path / "it" / "README.md").unlink()
     save(1, tmp_path / "it")
     assert "of seed 1" in (tmp_path / "it" / "README.md").read_text()
+
+
+# -- what is uploaded ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def secret(tmp_path):
+    file = tmp_path / "id_rsa"
+    file.write_text("SECRET")
+    return file
+
+
+def uploaded(hub, repo: str, repo_type: str = "model") -> set[str]:
+    return set(hub.files(repo, repo_type=repo_type)) - {".gitattributes"}
+
+
+def sprinter(folder: Path) -> Path:
+    Sprinter(linear()).save_pretrained(folder)
+    return folder
+
+
+def models(folder: Path) -> Path:
+    for name in ("draft", "sv_profile", "autojudge_head"):
+        shutil.copytree(demo.FOLDER / name, folder / name)
+    (folder / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
+    return folder
+
+
+def dataset(folder: Path) -> Path:
+    from datasets import Dataset
+
+    Dataset.from_dict({"a": [1]}).save_to_disk(str(folder))
+    (folder / "mine.json").write_text("{}")
+    (folder / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
+    return folder
+
+
+MAKERS = {"policy": sprinter, "models": models, "dataset": dataset}
+OTHERS = ("weights.pickle.gz", "rows.npy", "notes.txt", "env", "sub/deep/model.safetensors", "key.json", "a/b.py")
+
+
+@pytest.mark.parametrize(
+    "kind", ["policy", *(pytest.param(kind, marks=pytest.mark.full) for kind in ("models", "dataset"))]
+)
+def test_what_does_not_belong_there_stays_here(hub, tmp_path, kind):
+    folder = MAKERS[kind](tmp_path / kind)
+    expected = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
+    skipped = [name for name in OTHERS if "pickle" not in name]
+    for name in [*skipped, ".env", ".git/config", "__pycache__/x.pyc"]:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        # As a whole file: else it would be refused for another reason.
+        data = (SHIPPED / "model.safetensors").read_bytes() if name.endswith("safetensors") else b"SECRET"
+        (folder / name).write_bytes(data)
+    with pytest.warns(UserWarning, match="not uploaded, for this package has no such files: .* and 1 more") as caught:
+        push(folder, "org/it")
+    [ours] = [str(warning.message) for warning in caught if str(warning.message).startswith("not uploaded")]
+    assert "\n" not in ours
+    assert uploaded(hub, "org/it", "dataset" if kind == "dataset" else "model") == expected
+    (folder / OTHERS[0]).write_bytes(b"x")
+    refused(lambda: push(folder, "org/it"), "weights.pickle.gz, a pickle")
+
+
+def test_what_a_link_leads_to_is_not_uploaded(hub, tmp_path, secret):
+    for name in ("README.md", "roc.png", "config.json"):
+        folder = Path(shutil.copytree(SHIPPED, tmp_path / name))
+        if name != "roc.png":  # as these are read before
+            (folder / name).replace(secret)
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to(secret)
+        refused(lambda: push(folder, "org/it"), f"{name} is a link: only files are uploaded")  # noqa: B023
+        assert not hub.requests
+
+
+def test_a_link_to_a_folder_is_not_gone_into(hub, tmp_path, secret):
+    folder = sprinter(tmp_path / "policy")
+    (tmp_path / "private").mkdir()
+    (tmp_path / "private" / "config.json").write_text(json.dumps({"key": "SECRET"}))
+    (folder / "other").symlink_to(tmp_path / "private")
+    (folder / "notes.txt").symlink_to(secret)
+    with pytest.warns(UserWarning, match="not uploaded.*: notes.txt, other$"):
+        push(folder, "org/it")
+    assert uploaded(hub, "org/it") == {
+        "README.md",
+        "policy.json",
+        "stop_head/config.json",
+        "stop_head/model.safetensors",
+    }
+    assert not [data for data in hub.files("org/it").values() if b"SECRET" in data]
+
+
+def test_a_damaged_folder_is_not_pushed_and_not_pulled(hub, tmp_path):
+    folder = sprinter(tmp_path / "it")
+    (folder / "stop_head" / "model.safetensors").write_bytes(b"")
+    refused(lambda: push(folder, "org/it"), "SHA-256 differs")
+    create_repo("org/it")
+    upload_folder(repo_id="org/it", folder_path=folder)
+    refused(lambda: pull("org/it", tmp_path / "copy"), "SHA-256 differs")
+    assert not (tmp_path / "copy").exists()

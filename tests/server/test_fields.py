@@ -1,7 +1,10 @@
 """Fields and their values, streamed and not, read with the openai client's types: done, without effect on the text, or refused by name."""
 
+import copy
+import itertools
 import json
 import re
+import urllib.error
 import urllib.request
 
 import pytest
@@ -151,6 +154,31 @@ def test_what_is_served(ask, stream):
         prompts = len(prompt) if isinstance(prompt, list) and not isinstance(prompt[0], int) else 1
         assert sorted(texts(answer)) == list(range(prompts * more.get("n", 1))), more
         assert all(end in ("stop", "length") for _, end in texts(answer).values()), more
+
+
+WRONG = [
+    None, True, False, -1, 0, 3, 97, 10**30, -0.5, 0.3, 1e30, "", "x", "strict", "a\nb", "\x1b[31m", [], {}, [1], [[1, 2]], {"name": "svip"}, ["strict"],
+    {"a": {"b": [None]}}, [None] * 500, "x" * 20_000,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("sent", [False, pytest.param(True, marks=pytest.mark.full)])
+def test_any_value_of_any_field_is_refused_in_one_line_or_served(tokenizer, request, sent):
+    served, fields = [], sorted((SUPPORTED | IGNORED | set(NEUTRAL_VALUES)) - {"model"})
+    for base, name, value in itertools.product((CHAT, COMPLETION), fields, WRONG):
+        body = copy.deepcopy(base | {name: value})
+        try:
+            read(tokenizer, body, base)
+        except RequestError as error:
+            assert "\n" not in str(error) and len(str(error)) <= 600, (name, value)
+        else:
+            served.append({"stream": False} | base | {name: value})
+    assert len(served) > 100
+    for body in served[:: len(served) // 60] if sent else []:
+        try:
+            request.getfixturevalue("ask")(body)
+        except urllib.error.HTTPError as refused:  # by `generate`
+            assert refused.code == 400, body
 
 
 def test_every_field_of_the_openai_client_is_known():

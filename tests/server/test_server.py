@@ -139,6 +139,8 @@ REFUSED = [
 NO_BODIES = [
     (b"{", 400), (b"[]", 400), (b"[" * 100_000, 400), (b" " * (5 * 2**20), 413), (b"\xff", 400), (rb'{"prompt": "How \ud800"}', 400),
     (rb'{"prompt": "How", "metadata": {"\ud800": 1}}', 400), (b'{"prompt": "How", "temperature": NaN}', 400),
+    (b'{"prompt": "How", "temperature": 1e999}', 400), (b'{"prompt": "How", "seed": 1' + b"0" * 5000 + b"}", 400),
+    (b'{"prompt": [1,', 400),
 ]  # fmt: skip
 
 

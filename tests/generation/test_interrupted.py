@@ -1,11 +1,14 @@
 """An error or an interrupt at any place of a call: the caller's cache then goes on to the text of a fresh call."""
 
 import copy
-from contextlib import contextmanager
+import itertools
+from contextlib import contextmanager, suppress
+from functools import partial
 
 import pytest
 import torch
 from support import eagle, small, tiny
+from support.pairs import cover_pairs
 from transformers import DynamicCache, StaticCache
 
 import hf_lossy_assist as hla
@@ -48,28 +51,17 @@ def prompt():
     return small.one(WIDTH, seed=4)["input_ids"] % 90 + 4
 
 
-class Raising:
-    """A processor that raises when a text has so many tokens."""
+class Raising(small.Listener):
+    """A processor, a criterion and a streamer that raises when a text has so many tokens."""
 
-    def __init__(self, kind, length):
-        self.kind, self.length = kind, length
-
-    def __call__(self, ids, scores):
-        if ids.shape[1] >= self.length:
-            raise self.kind
-        return scores
-
-
-class RaisingCriterion(Raising):
-    def __call__(self, ids, scores, **kwargs):
-        super().__call__(ids, scores)
-        return torch.zeros(len(ids), dtype=torch.bool)
-
-
-class RaisingStreamer(small.Listener):
     def __init__(self, kind, length):
         super().__init__()
         self.kind, self.length = kind, length
+
+    def __call__(self, ids, scores, **kwargs):
+        if ids.shape[1] >= self.length:
+            raise self.kind
+        return scores
 
     def put(self, value):
         super().put(value)
@@ -83,11 +75,10 @@ class RaisingStreamer(small.Listener):
 @contextmanager
 def raising_forward(module, kind, number):
     """Raise in the module's forward of that number, between two blocks of the model."""
-    seen = []
+    left = iter(range(number - 1))
 
     def raise_(*args):
-        seen.append(1)
-        if len(seen) >= number:
+        if next(left, None) is None:
             raise kind
 
     hook = module.register_forward_pre_hook(raise_)
@@ -99,31 +90,22 @@ def raising_forward(module, kind, number):
 
 @contextmanager
 def raising_function(name, kind, number):
-    function = (RaisingCriterion if name == "stopping_criteria" else Raising)(kind, WIDTH + number)
-    yield {name: RaisingStreamer(kind, WIDTH + number) if name == "streamer" else [function]}
+    made = Raising(kind, WIDTH + number)
 
+    def criterion(ids, scores, **kwargs):
+        made(ids, scores)
+        return torch.zeros(len(ids), dtype=torch.bool)
 
-def blocks(model):
-    return model.model.layers
+    yield {name: {"streamer": made, "logits_processor": [made], "stopping_criteria": [criterion]}[name]}
 
 
 PLACES = {
-    "processor": lambda target, draft: lambda *at: raising_function("logits_processor", *at),
-    "criterion": lambda target, draft: lambda *at: raising_function("stopping_criteria", *at),
-    "streamer": lambda target, draft: lambda *at: raising_function("streamer", *at),
-    "forward": lambda target, draft: lambda *at: raising_forward(blocks(target)[1].mlp, *at),
-    "draft's forward": lambda target, draft: lambda *at: raising_forward(blocks(draft)[0].mlp, *at),
+    "processor": lambda target, draft: partial(raising_function, "logits_processor"),
+    "criterion": lambda target, draft: partial(raising_function, "stopping_criteria"),
+    "streamer": lambda target, draft: partial(raising_function, "streamer"),
+    "forward": lambda target, draft: partial(raising_forward, target.model.layers[1].mlp),
+    "draft's forward": lambda target, draft: partial(raising_forward, draft.model.layers[0].mlp),
 }
-
-
-def interrupt(call, place, kind, number):
-    """Return whether the call was interrupted at this place, or came to its end."""
-    with place(kind, number) as given:
-        try:
-            call(**given)
-        except kind:
-            return True
-    return False
 
 
 def check(way, policy_of, cache_of, place, make, numbers):
@@ -148,16 +130,13 @@ def check(way, policy_of, cache_of, place, make, numbers):
         def call(cache=cache, **more):
             target.generate(prompt(), **GREEDY, **given, **policy, **more, **{CACHE: cache})
 
-        if not interrupt(call, PLACES[place](target, draft), kind, number):
-            continue
-        for ids, whole in zip(texts, expected, strict=True):
-            for again in (given | policy, {}):
-                same = copy.deepcopy(cache)
-                assert torch.equal(target.generate(ids, **GREEDY, **again, **{CACHE: same}), whole), (
-                    number,
-                    ids.shape,
-                )
-                count += 1
+        with PLACES[place](target, draft)(kind, number) as more, suppress(kind):
+            call(**more)
+            continue  # it came to its end
+        for (ids, whole), again in itertools.product(zip(texts, expected, strict=True), (given | policy, {})):
+            same = {CACHE: copy.deepcopy(cache)}
+            assert torch.equal(target.generate(ids, **GREEDY, **again, **same), whole), (number, ids.shape)
+            count += 1
     return count
 
 
@@ -167,13 +146,12 @@ def test_goes_on_right(way, place):
     assert check(way, "argument", "filled", place, "llama", (2, 4))
 
 
-@pytest.mark.nightly(every=40)
-@pytest.mark.parametrize("make", TARGETS)
-@pytest.mark.parametrize("cache_of", CACHES)
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("policy_of", ["argument", "standing"])
-@pytest.mark.parametrize("way", DRAFTS)
-def test_everywhere(way, policy_of, place, cache_of, make):
-    if make == "sliding window" and cache_of == "static":
-        pytest.skip("its static cache cannot be rolled back, and is refused")
-    assert check(way, policy_of, cache_of, place, make, (2, 3, 5))
+AXES = {"way": DRAFTS, "policy_of": ("argument", "standing"), "place": PLACES, "cache_of": CACHES, "make": TARGETS}
+# A window's static cache cannot be rolled back, and is refused.
+ROWS = cover_pairs(AXES, lambda row: (row.get("make"), row.get("cache_of")) != ("sliding window", "static"))
+
+
+@pytest.mark.nightly(every=8)
+@pytest.mark.parametrize("row", [pytest.param(row, id=", ".join(row.values())) for row in ROWS])
+def test_everywhere(row):
+    assert check(**row, numbers=(2, 3, 5))

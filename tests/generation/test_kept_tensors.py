@@ -1,13 +1,13 @@
 """Tensors that a call leaves behind can be copied, changed and trained on like any other, by the caller's callbacks too; no forward records gradients."""
 
 import copy
+import itertools
 
 import pytest
 import torch
 from support import small, tiny
 from support.tiny import cache_of
-from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
-from transformers.generation.streamers import BaseStreamer
+from transformers import DynamicCache
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.models.facts import CACHE
@@ -17,9 +17,7 @@ def watch(*models):
     """Record the modes of each forward of `models`: [(gradients are on, inference mode is on), …]."""
     seen = []
     for model in models:
-        model.register_forward_pre_hook(
-            lambda *_: seen.append((torch.is_grad_enabled(), torch.is_inference_mode_enabled()))
-        )
+        model.register_forward_pre_hook(lambda *_: seen.append((torch.is_grad_enabled(), torch.is_inference_mode_enabled())))  # fmt: skip
     return seen
 
 
@@ -87,75 +85,43 @@ def models():
     return hla.enable(target), small.near(target, 0.1)
 
 
-def both(models, inputs, **settings):
-    """Return what `generate` writes alone and with a draft; `settings` are functions that make each call's own."""
-    out = []
-    for drafting in ({}, {"assistant_model": models[1], "lossy_policy": "strict"}):
-        made = {name: make() for name, make in settings.items()}
-        out.append(models[0].generate(**inputs, max_new_tokens=10, do_sample=False, **drafting, **made))
-    return out
+def guided(input_ids, scores):
+    """Move scores along the gradient of a function of them."""
+    with torch.enable_grad():
+        leaf = scores.detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(leaf.softmax(dim=-1)[:, ::2].sum(), leaf)
+    return scores + 10.0 * gradient
 
 
-class Guided(LogitsProcessor):
-    """Moves scores along the gradient of a function of them."""
+def test_a_processor_takes_gradients_and_what_a_criterion_keeps_can_be_trained_on(models):
+    recorded, settings = [], {"max_new_tokens": 10, "do_sample": False, "logits_processor": [guided]}
 
-    def __call__(self, input_ids, scores):
-        with torch.enable_grad():
-            leaf = scores.detach().requires_grad_()
-            loss = leaf.softmax(dim=-1)[:, ::2].sum()
-            (gradient,) = torch.autograd.grad(loss, leaf)
-        return scores + 10.0 * gradient
+    def keeping(ids, scores, **kwargs):
+        recorded.append((ids, scores[-1]))
+        return torch.zeros(len(ids), dtype=torch.bool)
 
-
-def test_a_processor_takes_gradients(models):
-    alone, drafted = both(models, small.ragged(), logits_processor=lambda: LogitsProcessorList([Guided()]))
-    assert torch.equal(drafted, alone)
-
-
-class Keeping(StoppingCriteria):
-    def __init__(self):
-        self.recorded = []
-
-    def __call__(self, input_ids, scores, **kwargs):
-        self.recorded.append((input_ids, scores[-1]))
-        return torch.zeros(len(input_ids), dtype=torch.bool)
-
-
-def test_what_a_criterion_keeps_can_be_trained_on(models):
-    keeping, options = Keeping(), {"return_dict_in_generate": True, "output_scores": True}
-    models[0].generate(
-        **small.one(), max_new_tokens=6, do_sample=False, assistant_model=models[1], lossy_policy="strict",
-        stopping_criteria=StoppingCriteriaList([keeping]), **options,
-    )  # fmt: skip
+    settings |= {"return_dict_in_generate": True, "output_scores": True, "stopping_criteria": [keeping]}
+    alone = models[0].generate(**small.ragged(), **settings).sequences
+    drafted = models[0].generate(**small.ragged(), **settings, assistant_model=models[1], lossy_policy="strict")
+    assert torch.equal(drafted.sequences, alone)
     table = torch.nn.Embedding(small.VOCAB, small.VOCAB)
-    ids, scores = keeping.recorded[-1]
-    (table(ids)[:, -1] * scores).sum().backward()
+    ids, scores = recorded[-1]
+    (table(ids[:1])[:, -1] * scores).sum().backward()
     assert table.weight.grad.abs().sum() > 0
 
 
-class Failing(BaseStreamer):
-    """Raises at its `number`-th piece, or lets a library raise; the first is the prompt, before the rounds begin."""
-
-    def __init__(self, number, error):
-        self.left, self.error = number, error
-
-    def put(self, value):
-        self.left -= 1
-        if self.left == 0 and self.error is None:
-            torch.zeros(2).view(3)
-        if self.left == 0:
-            raise self.error
-
-    def end(self):
-        pass
-
-
 def test_what_a_streamer_raises_is_passed_on(models):
+    """At its `number`-th piece; the first is the prompt, before the rounds begin."""
     given = small.one() | {"max_new_tokens": 6, "assistant_model": models[1], "lossy_policy": "strict"}
-    for number in (1, 4):
-        error = ConnectionResetError("client left")
-        with pytest.raises(ConnectionResetError) as raised:
-            models[0].generate(**given, streamer=Failing(number, error))
-        assert raised.value is error
-        with pytest.raises(RuntimeError, match="shape"):
-            models[0].generate(**given, streamer=Failing(number, None))
+    for number, error in itertools.product((1, 4), (ConnectionResetError("client left"), None)):
+        left = iter(range(number - 1))
+        streamer = small.Listener()
+
+        def put(value, left=left, error=error):
+            if next(left, None) is None:
+                raise error or torch.zeros(2).view(3)  # or a library does
+
+        streamer.put = put
+        with pytest.raises(RuntimeError if error is None else ConnectionResetError) as raised:
+            models[0].generate(**given, streamer=streamer)
+        assert raised.value is error if error else "shape" in str(raised.value)

@@ -19,6 +19,7 @@ from transformers import (
     CLIPVisionConfig,
     DynamicCache,
     EncoderDecoderCache,
+    GenerationConfig,
     LlamaModel,
     LlavaConfig,
     LlavaForConditionalGeneration,
@@ -26,6 +27,7 @@ from transformers import (
 )
 
 import hf_lossy_assist as hla
+from hf_lossy_assist.generation.speculative import one_line_errors
 from hf_lossy_assist.models.facts import CACHE
 from hf_lossy_assist.policy.json_form import PARTS
 from hf_lossy_assist.registry import KINDS, Names, list_entries
@@ -83,6 +85,17 @@ def under(policy, **settings):
 def by_runner(**settings):
     runner = hla.Runner("svip", settings.pop("assistant_model", draft()))
     return generate(draft(), assistant_model=..., lossy_policy=..., custom_generate=runner, **settings)
+
+
+def by_config(**settings):
+    config = GenerationConfig()
+    vars(config).update(settings)
+    return generate(generation_config=config)
+
+
+def nested():
+    """A list that is too deep to be copied."""
+    return functools.reduce(lambda inner, _: [inner], range(3000), [])
 
 
 def looked_up(**settings):
@@ -246,6 +259,10 @@ INPUTS = [
     (lambda: generate(attention_mask=torch.ones(1, 1, 6, 6)), r"shape \(1, 1, 6, 6\), input_ids"),
     (lambda: generate(attention_mask=[[1, 1, 1, 1, 1, 1]]), "no attribute 'shape'"),
     (lambda: generate(attention_mask=torch.ones(1, 6).to("meta")), "meta tensor"),
+    (lambda: generate(attention_mask=torch.full((1, 6), 2)), "^attention_mask: expected 1 for a token"),
+    (lambda: generate(attention_mask=torch.tensor([[1, 1, -1, 1, 1, 1]])), "^attention_mask: expected 1 for a token"),
+    (lambda: generate(attention_mask=torch.full((1, 6), torch.nan)), "^attention_mask: expected 1 for a token"),
+    (lambda: encoded(decoder_input_ids=torch.tensor([[0, 2**40]])), "^decoder_input_ids: token 1099511627776 is"),
     (lambda: generate(input_ids=ids(2), attention_mask=torch.tensor([[1] * 6, [0] * 6])), "hides all of row 1"),
     (lambda: encoded(input_ids=ids(2), **holes()), "one row, this call has 2: "),
     (lambda: generate(pixel_values=torch.zeros(1, 3, 8, 8)), "takes no argument 'pixel_values'"),
@@ -282,6 +299,19 @@ SETTINGS = [
     (lambda: generate(prefix_allowed_tokens_fn=3), "'int' object is not callable"),
     (lambda: generate(logits_processor=3), "object of type 'int' has no len"),
     (lambda: generate(stopping_criteria=3), "object of type 'int' has no len"),
+    (lambda: generate(bad_words_ids=[[97]]), "."),  # behind the vocabulary: known to the processor alone, at its first call
+    (lambda: generate(sequence_bias=torch.zeros(2, 2)), "."),
+    (lambda: generate(prefix_allowed_tokens_fn=lambda row, ids: []), "."),
+    (lambda: generate(logits_processor=torch.zeros(2, 2)), "."),
+    (lambda: generate(repetition_penalty=10**400), "."),
+    (lambda: generate(early_stopping="x\ny"), "."),
+    (lambda: by_config(repetition_penalty=10**400), "."),
+    (lambda: by_config(early_stopping="x\ny"), "."),
+    (lambda: by_config(cache_config=nested()), "cannot run with these arguments: RecursionError"),
+    # A tokenizer without the word by which Transformers measures tokens:
+    (lambda: generate(stop_strings=["a"], tokenizer=small.tokenizer(["a"])), "^stop_strings: .*stopping_criteria=…$"),
+    (lambda: generate(stop_strings=[], tokenizer=small.tokenizer()), "^stop_strings: expected"),
+    (lambda: generate(stop_strings="", tokenizer=small.tokenizer()), "^stop_strings: expected"),
     (lambda: generate(do_sample=True, temperature=0), "`temperature` .=0. has to be a strictly positive float"),
     (lambda: generate(repetition_penalty=-1.0), "`penalty` has to be a strictly positive float, but is -1.0"),
 ]  # fmt: skip
@@ -304,9 +334,20 @@ def test_a_wrong_use_is_refused_in_one_line(rows):
     wrong = {}
     for call, line in rows:
         message = str(refusal(call))
-        if not re.search(line, message) or len(message.splitlines()) != 1:
+        if not re.search(line, message) or len(message.splitlines()) != 1 or len(message) > 400 or not message.isprintable():  # fmt: skip
             wrong[line] = message
     assert not wrong
+
+
+def test_what_a_callers_code_raises_and_errors_that_are_no_refusals_stay():
+    def processor(ids, scores):
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        generate(logits_processor=[processor])
+    for kind in (torch.OutOfMemoryError, UserWarning, OSError, KeyboardInterrupt):
+        with pytest.raises(kind), one_line_errors(begun=lambda: False):
+            raise kind("x")
 
 
 def test_the_right_use_beside_them_is_accepted():

@@ -1,5 +1,4 @@
-"""Where a setting comes from: the call, then the policy, then the configs, as Transformers has it, with nothing left behind;
-and two settings together, a tokenizer of the target's and one of the draft's, let them differ."""
+"""Where a setting comes from: the call, then the policy, then the configs, as Transformers has it, with nothing left behind."""
 
 import copy
 
@@ -33,23 +32,17 @@ def reference(model, prompts=None, **settings):
 
 def test_a_generation_config_object_is_honoured_and_not_changed(target, draft):
     config = GenerationConfig(max_new_tokens=11, do_sample=False, repetition_penalty=1.5, pad_token_id=PAD)
-    before = config.to_dict()
+    before, prompts = config.to_dict(), ragged()
     expected = target.generate(**ragged(), generation_config=config)
-    ours = target.generate(**ragged(), generation_config=config, assistant_model=draft, lossy_policy="svip")
-    assert torch.equal(expected, ours)
-    assert config.to_dict() == before
+    ours = target.generate(**prompts, generation_config=config, assistant_model=draft, lossy_policy="svip")
+    assert torch.equal(expected, ours) and config.to_dict() == before
+    assert all(torch.equal(prompts[name], value) for name, value in ragged().items())
 
 
 def test_prompt_lookup_in_the_models_config_is_honoured(target):
     target.generation_config.prompt_lookup_num_tokens = 4
     out = target.generate(**one(), **ENDS, lossy_policy="strict", return_dict_in_generate=True)
     assert torch.equal(out.sequences, reference(llama(), one())) and out.speculation.draft_acceptance_rate > 0
-
-
-def test_a_call_leaves_the_inputs_as_they_were(target, draft):
-    prompts = ragged()
-    target.generate(**prompts, **ENDS, repetition_penalty=1.2, assistant_model=draft, lossy_policy="strict")
-    assert all(torch.equal(prompts[name], before) for name, before in ragged().items())
 
 
 @pytest.mark.parametrize("given", [False, True], ids=["alone", "with a config"])
@@ -75,39 +68,32 @@ def test_none_at_the_call_switches_off_what_the_models_config_says(target, draft
 
 
 def longest(target, draft, **settings):
-    out = target.generate(
-        **one(), **ENDS, assistant_model=draft, **{"lossy_policy": "strict"} | settings, return_dict_in_generate=True
-    )
+    given = {"lossy_policy": "strict", "assistant_model": draft, "return_dict_in_generate": True} | settings
+    out = target.generate(**one(), **ENDS, **given)
     assert torch.equal(out.sequences, reference(llama(), one()))
     return out.speculation.num_spec_tokens, max(sent for sent, _ in out.speculation.total().steps)
 
 
+COUNT, SURE, SCHEDULE = "num_assistant_tokens", "assistant_confidence_threshold", "num_assistant_tokens_schedule"
+FOUR, NINE = {"lossy_policy": hla.Constant(4)}, {"lossy_policy": hla.SVIP(h=9.0)}
+FROM = (  # the draft's config, the call, the limit of a draft and the longest one
+    ({}, {}, 5, 5), ({COUNT: 3}, {}, 3, 3), ({COUNT: 3}, FOUR, 4, 4), ({COUNT: 3}, FOUR | {COUNT: 2}, 2, 2), ({COUNT: 3}, {COUNT: 6}, 6, 6),
+    ({COUNT: 3}, {"lossy_policy": hla.SVIP(h=9.0, max_draft=8)}, 8, 8), ({COUNT: 3}, NINE | {COUNT: 7}, 7, 7),
+    ({COUNT: 3, SURE: 1.0}, {}, 3, 1), ({COUNT: 3, SURE: 1.0}, {SURE: 0.0}, 3, 3), ({COUNT: 3, SURE: 1.0}, FOUR, 4, 4),
+    ({COUNT: 3}, {SURE: 1.0, COUNT: 4}, 4, 1), ({COUNT: 3, SCHEDULE: "heuristic"}, {SCHEDULE: "constant"}, 3, 3),
+)  # fmt: skip
+
+
 @pytest.mark.full
-def test_draft_settings_come_from_the_call_then_the_policy_then_the_drafts_config(target, draft):
-    itself = llama()
-    assert longest(target, itself) == (5, 5)
-    itself.generation_config.num_assistant_tokens = 3
-    assert longest(target, itself) == (3, 3)
-    assert longest(target, itself, lossy_policy=hla.Constant(4)) == (4, 4)
-    assert longest(target, itself, lossy_policy=hla.Constant(4), num_assistant_tokens=2) == (2, 2)
-    assert longest(target, itself, num_assistant_tokens=6) == (6, 6)
-    assert longest(target, itself, lossy_policy=hla.SVIP(h=9.0, max_draft=8)) == (8, 8)
-    assert longest(target, itself, lossy_policy=hla.SVIP(h=9.0), num_assistant_tokens=7) == (7, 7)
-
-    itself.generation_config.assistant_confidence_threshold = 1.0  # stops after every token
-    assert longest(target, itself) == (3, 1)
-    assert longest(target, itself, assistant_confidence_threshold=0.0) == (3, 3)
-    assert longest(target, itself, lossy_policy=hla.Constant(4)) == (4, 4)
-    itself.generation_config.assistant_confidence_threshold = None
-    assert longest(target, itself, assistant_confidence_threshold=1.0, num_assistant_tokens=4) == (4, 1)
-
-    itself.generation_config.num_assistant_tokens_schedule = (
-        "heuristic"  # two more after each full acceptance: 3, 5, 7
-    )
-    assert longest(target, itself)[1] > 3
-    assert longest(target, itself, num_assistant_tokens_schedule="constant") == (3, 3)
-    itself.generation_config.num_assistant_tokens_schedule = None
-    assert longest(target, itself, num_assistant_tokens_schedule="heuristic")[1] > 3
+def test_draft_settings_come_from_the_call_then_the_policy_then_the_drafts_config(target):
+    for config, call, limit, most in FROM:
+        itself = llama()
+        vars(itself.generation_config).update(config)
+        assert longest(target, itself, **call) == (limit, most), (config, call)
+    for config, call in (({COUNT: 3, SCHEDULE: "heuristic"}, {}), ({COUNT: 3}, {SCHEDULE: "heuristic"})):  # 3, 5, 7
+        itself = llama()
+        vars(itself.generation_config).update(config)
+        assert longest(target, itself, **call)[1] > 3, (config, call)
 
 
 def test_draft_settings_in_a_generation_config_of_the_call_count_as_at_the_call(target):
@@ -131,11 +117,7 @@ def test_draft_settings_in_a_generation_config_of_the_call_count_as_at_the_call(
 
 
 def test_a_wrong_setting_of_the_drafts_config_is_named_as_its(target):
-    for name, value in (
-        ("num_assistant_tokens", -3),
-        ("num_assistant_tokens_schedule", "often"),
-        ("assistant_confidence_threshold", 2.0),
-    ):
+    for name, value in ((COUNT, -3), (SCHEDULE, "often"), (SURE, 2.0)):
         itself = llama()
         setattr(itself.generation_config, name, value)
         line = f"^{name} in the draft's generation config: expected .*{value}"
@@ -145,12 +127,7 @@ def test_a_wrong_setting_of_the_drafts_config_is_named_as_its(target):
 def test_no_state_leaks_into_the_drafts_or_the_targets_config(target, draft):
     draft.generation_config.num_assistant_tokens_schedule = "heuristic"
     before = [m.generation_config.to_dict() for m in (target, draft)]
-    for settings in (
-        {"num_assistant_tokens": 9},
-        {"num_assistant_tokens_schedule": "constant"},
-        {"assistant_confidence_threshold": 0.3},
-        {"lossy_policy": "svip"},
-    ):
+    for settings in ({COUNT: 9}, {SCHEDULE: "constant"}, {SURE: 0.3}, {"lossy_policy": "svip"}):
         longest(target, draft, **settings)
     assert [m.generation_config.to_dict() for m in (target, draft)] == before
     assert longest(target, draft) == longest(target, draft)

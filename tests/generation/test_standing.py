@@ -6,12 +6,21 @@ import pickle
 import warnings
 import weakref
 
+import numpy as np
 import pytest
 import torch
 from support.refusals import refused
-from support.small import PAD, Listener, llama, near, one, ragged, tokenizer, words
+from support.small import PAD, Listener, llama, near, one, ragged, t5, tokenizer, words
 from support.stateful import Counting
-from transformers import DynamicCache, GenerationConfig, GenerationMixin, MistralConfig, pipeline
+from transformers import (
+    DynamicCache,
+    GenerationConfig,
+    GenerationMixin,
+    MistralConfig,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    pipeline,
+)
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import enabling
@@ -149,6 +158,9 @@ def test_a_call_that_cannot_be_served_is_left_to_transformers_with_one_warning(t
     settings = ragged() | ENDS | REFUSED[name]
     torch.manual_seed(5)
     expected = GenerationMixin.generate(target, **settings)
+    hla.enable(target, draft, "svip", strict=True)
+    with pytest.raises(ValueError, match=r"^lossy_policy [^\n]*$"):
+        target.generate(**settings)
     hla.enable(target, draft, "svip")
     torch.manual_seed(5)
     with pytest.warns(UserWarning, match=r"^Transformers' own generate wrote this text[^\n]*$") as found:
@@ -173,18 +185,9 @@ def test_processors_that_may_remember_something_are_as_new_for_transformers(targ
     assert torch.equal(out.sequences, expected) and processor.calls == NEW
     with pytest.raises(ValueError, match="remembers something"):
         target.generate(**ragged(), **settings, logits_processor=[Counting()], lossy_policy="strict")
-    assert torch.equal(
-        target.generate(**one(), **ENDS, logits_processor=[Counting()]),
-        stock(target, one(), **ENDS, logits_processor=[Counting()]),
-    )
+    alone = stock(target, one(), **ENDS, logits_processor=[Counting()])
+    assert torch.equal(target.generate(**one(), **ENDS, logits_processor=[Counting()]), alone)
     assert len(hla.reports(target)) == 1
-
-
-def test_strict_refuses_what_cannot_be_served(target, draft):
-    hla.enable(target, draft, "svip", strict=True)
-    with pytest.raises(ValueError, match="beam search"):
-        target.generate(**ragged(), **ENDS, num_beams=2)
-    assert torch.equal(target.generate(**ragged(), **ENDS), stock(target))
 
 
 def test_errors_that_generate_raises_too_are_those_of_generate(target, draft, quiet):
@@ -278,7 +281,7 @@ WRONG = (
     ({"prompt_lookup_num_tokens": 3, "num_beams": 2}, "unknown setting 'num_beams'"),
     ({"prompt_lookup_num_tokens": 3, "strict": "yes"}, "strict: expected True or False"),
     (
-        {"prompt_lookup_num_tokens": 3, "head": "folder"},
+        {"prompt_lookup_num_tokens": 3, "head": "x"},
         "the method strict takes no parameters: got an unexpected .* 'head'",
     ),
 )
@@ -292,3 +295,86 @@ def test_what_no_call_could_use_is_refused_at_once(target):
     refused(lambda: hla.enable(target, strict=True), "^strict=True is for a standing policy")
     assert not hla.is_enabled(target)
     refused(lambda: hla.reports("target"), r"^reports\(target\)", TypeError)
+
+
+# -- None, configs, and callers that nobody can change ------------------------------------------------------------------
+
+
+ALL = hla.TopK(k=96)  # another text than the target's
+
+
+@pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")
+def test_none_means_none_for_this_call():
+    """The call with None writes Transformers' text; the next one has the policy again."""
+    model, none = llama(), {"lossy_policy": None}
+    expected, draft = model.generate(**one(), **ENDS), near(model, 0.6)
+    with hla.using(model, draft, ALL):
+        assert torch.equal(model.generate(**one(), **ENDS, **none), expected) and not hla.reports(model)
+        with hla.using(model, lossy_policy=None):
+            assert torch.equal(model.generate(**one(), **ENDS), expected) and not hla.reports(model)
+        pipe = pipeline("text-generation", model=model, tokenizer=tokenizer(), device="cpu")
+        pipe("w5 w6 w7", **ENDS, lossy_policy=None)
+        assert not hla.reports(model)
+        assert not torch.equal(model.generate(**one(), **ENDS), expected)
+    (many,) = hla.generate_many(model, one()["input_ids"].tolist(), assistant_model=draft, **ENDS | none)
+    assert many.token_ids == expected[0, one()["input_ids"].shape[1] :].tolist()
+
+
+def test_none_is_refused_where_it_cannot_act():
+    """Transformers refuses other arguments, and an open context of Transformers' has a policy."""
+    model = hla.enable(llama(), near(llama()))
+    with pytest.raises(ValueError, match="not used by the model: ..drafter"):
+        model.generate(**one(), **ENDS, lossy_policy=None, drafter="suffix")
+    with hla.in_transformers_loop(model, "strict"), pytest.raises(ValueError, match="^lossy_policy=None: the open in"):
+        model.generate(**one(), **ENDS, lossy_policy=None, assistant_model=near(llama()))
+    hla.enable(model, lossy_policy=None)
+    model.generate(**one(), **ENDS)
+    assert not hla.reports(model)
+
+
+def test_a_policy_in_a_config_does_not_act_and_says_so(monkeypatch):
+    monkeypatch.setattr(model_checks, "_warned", set())
+    model, draft = hla.enable(llama()), near(llama())
+    config = GenerationConfig(**ENDS, lossy_policy={"rule": "top_k"}, return_dict_in_generate=True)
+    with pytest.warns(UserWarning, match="^lossy_policy in a generation config does not act: pass it to generate or "):
+        out = model.generate(**one(), generation_config=config, assistant_model=draft)
+    assert not hasattr(out, "speculation") and hla.reports(model) == []
+
+
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")
+@pytest.mark.filterwarnings("ignore:.*in training mode:UserWarning")
+def test_rollouts_are_of_the_weights_of_the_moment():
+    """As TRL's trainers call it: in training mode, with gradient checkpointing, before and behind steps."""
+    target, prompts, texts = llama(), ragged(), []
+    config = GenerationConfig(max_new_tokens=12, do_sample=True, top_k=1, pad_token_id=PAD)
+    hla.enable(target, assistant_model=near(target), lossy_policy="svip", strict=True)
+    target.gradient_checkpointing_enable({"use_reentrant": False})
+    optimizer = torch.optim.AdamW(target.train().parameters(), lr=0.01)
+    for _ in range(3):
+        with torch.no_grad():
+            texts.append(target.generate(**prompts, generation_config=config).tolist())
+        alone = llama()
+        alone.load_state_dict(target.state_dict())
+        assert texts[-1] == alone.generate(**prompts, generation_config=config).tolist()
+        assert target.training and all(module.gradient_checkpointing for module in target.model.layers)
+        target(**prompts, labels=prompts["input_ids"]).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert texts[0] != texts[1] != texts[2]
+    assert hla.reports(target)[0].num_accepted_draft_tokens and len(hla.reports(target)) == 3
+
+
+def test_the_trainer_of_encoder_decoders_predicts_with_it(tmp_path):
+    target = t5()
+    row = {"attention_mask": torch.ones(6), "labels": torch.tensor([5, 6, 7])}
+    data = [row | {"input_ids": one(6, seed=n)["input_ids"][0]} for n in range(2)]
+    quiet = {"use_cpu": True, "report_to": "none", "disable_tqdm": True}
+    arguments = Seq2SeqTrainingArguments(tmp_path, predict_with_generate=True, per_device_eval_batch_size=1, **quiet)
+    trainer = Seq2SeqTrainer(target, arguments, eval_dataset=data)
+    settings = {"max_new_tokens": 12, "do_sample": False}
+    expected = trainer.predict(data, **settings).predictions
+    with hla.using(target, assistant_model=near(target), strict=True):
+        got = trainer.predict(data, **settings).predictions
+    assert np.array_equal(got, expected) and [len(report.rows) for report in hla.reports(target)] == [1] * 2
+    with hla.using(target, assistant_model=near(target)), pytest.warns(UserWarning, match="beam search"):
+        trainer.predict(data, **settings, num_beams=2)

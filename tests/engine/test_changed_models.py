@@ -6,7 +6,7 @@ import warnings
 import pytest
 import torch
 from support import tiny
-from support.changes import CHANGES, SAME_TEXT
+from support.changes import CHANGES, SAME_TEXT, change
 from transformers import AttentionInterface, CompileConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.llama import modeling_llama
@@ -66,12 +66,12 @@ def test_rounds_behind_a_change(name, restored):
     models, rows = pair(2 if "layer" in name else 1), 1 + 3 * (list(CHANGES).index(name) % 2)
     before, reason = compare(models, rows)
     assert reason is None
-    changes = [CHANGES[name](model) for model in models]
+    changes = [change(name, model) for model in models]
     found, _ = compare(models, rows)
     assert name in SAME_TEXT or found != before, "the change shows nothing"
     if changes[0] is not None:
-        for change in reversed(changes):
-            change()
+        for change_again in reversed(changes):
+            change_again()
         again, _ = compare(models, rows)
         assert again != found, "the second change shows nothing"
 
@@ -83,7 +83,7 @@ def test_two_models_in_turns_and_each_changed():
     for turn in range(2):
         texts = [compare((model, draft), 1)[0] for model in (one, other)]
         assert texts[0] != texts[1]
-        CHANGES["closure"]((one, other)[turn])
+        change("closure", (one, other)[turn])
 
 
 @pytest.mark.nightly
@@ -125,8 +125,8 @@ def test_another_graph_for_each_change():
         model = llama()
         known = [Signature.of(model)]
         assert Signature.of(model).key == known[0].key
-        for change in changes:
-            change(model)
+        for step in changes:
+            step(model)
             known.append(Signature.of(model))
         assert len({signature.key for signature in known}) == len(known)
         assert all(signature.trusted for signature in known)

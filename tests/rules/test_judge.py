@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 from support.blocks import changed, decide, greedy_block, make_round, outcome, random_block, same
-from support.distributions import Tables, V, first_two
+from support.distributions import Tables, V
+from support.formulas import first_two
 from support.heads import make_head
 
 from hf_lossy_assist import HeadConfig, Judge, MLPHead, Strict, TopK, Verified

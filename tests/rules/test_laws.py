@@ -7,7 +7,8 @@ law that the target's own warped probabilities give; the same counts must reject
 import pytest
 import torch
 from support.blocks import Everything, decide, sampling_block
-from support.distributions import REJECT, Tables, V, first_two, goodness, sample, target_law
+from support.distributions import REJECT, Tables, V, goodness, sample, target_law
+from support.formulas import first_two
 from transformers import TemperatureLogitsWarper, TopPLogitsWarper
 
 import hf_lossy_assist as hla

@@ -20,7 +20,7 @@ class Everything(AcceptanceRule):
         return torch.ones_like(verified.tokens, dtype=torch.bool)
 
     def probability(self, verified):
-        return torch.ones(verified.tokens.shape)
+        return torch.ones(verified.tokens.shape, dtype=verified.logits.dtype)
 
 
 def draft_of(

@@ -1,7 +1,4 @@
-"""Kinds of change that a model may see between two calls, each a function of the model (Llama with two layers, float64).
-
-Those that return something have a second change in it, of what the first one has put there: a cell of a closure, an adapter's scale.
-"""
+"""Kinds of change that a model may see between two calls, each a function of the model (Llama with two layers, float64)."""
 
 import copy
 import warnings
@@ -14,104 +11,12 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedding
 
 
-def last_mlp(model):
-    return model.model.layers[-1].mlp
-
-
-# --- weights
-
-
-@torch.no_grad()
-def weights_in_place(model):
-    model.lm_head.weight.mul_(-1)
-
-
-def weights_by_data(model):
-    model.lm_head.weight.data = -model.lm_head.weight.data
-
-
-def weights_loaded(model):
-    model.load_state_dict({name: -tensor for name, tensor in model.state_dict().items()})
-
-
-def weights_assigned(model):
-    model.load_state_dict({name: -tensor for name, tensor in model.state_dict().items()}, assign=True)
-
-
-def weights_with_other_strides(model):
-    for part in (model.model.embed_tokens, last_mlp(model).up_proj):
-        part.weight.data = part.weight.data.t().contiguous().t()
-    return lambda: weights_in_place(model)
-
-
-def weights_in_a_larger_storage(model):
-    weight = model.lm_head.weight
-    weight.data = torch.cat([torch.zeros(3, weight.shape[1], dtype=weight.dtype), -weight.data])[3:]
-
-
-def weights_made_in_inference_mode(model):
-    with torch.inference_mode():
-        weight = torch.nn.Parameter(-model.lm_head.weight.clone(), requires_grad=False)
-    model.lm_head.weight = weight
-
-
-def weights_as_a_new_parameter(model):
-    model.lm_head.weight = torch.nn.Parameter(-model.lm_head.weight.detach())
-
-
-def head_tied(model):
-    """A graph reads a tensor that stands twice at one place; the second change parts the two."""
-    model.lm_head.weight = model.model.embed_tokens.weight
-    return lambda: head_replaced(model)
-
-
-def bias_added(model):
-    model.lm_head.bias = torch.nn.Parameter(torch.linspace(-9, 9, len(model.lm_head.weight), dtype=model.dtype))
-
-
-def precision(model):
-    model.float()
-
-
-def weights_frozen(model):
-    model.requires_grad_(False)
-    return lambda: weights_in_place(model)
-
-
-# --- RoPE
-
-
-def frequencies_in_place(model):
-    model.model.rotary_emb.inv_freq.mul_(3.0)
-
-
-def frequencies_replaced(model):
-    model.model.rotary_emb.inv_freq = model.model.rotary_emb.inv_freq * 3.0
-
-
-def attention_scaling(model):
-    model.model.rotary_emb.attention_scaling = 2.0
-
-
-def rope_of_another_base(model):
-    model.config.rope_parameters["rope_theta"] = 1.5
-    model.model.rotary_emb = LlamaRotaryEmbedding(model.config)
-
-
-def rope_linear(model):
-    model.config.rope_parameters |= {"rope_type": "linear", "factor": 0.05}
-    model.model.rotary_emb = LlamaRotaryEmbedding(model.config)
-
-
-# --- modules
-
-
 class Other(torch.nn.Module):
     """The caller's own, with a number that it reads."""
 
-    def __init__(self, part, factor=-0.5):
+    def __init__(self, part):
         super().__init__()
-        self.part, self.factors = part, [factor]
+        self.part, self.factors = part, [-0.5]
 
     def forward(self, x):
         return self.part(x) * self.factors[0]
@@ -122,13 +27,106 @@ class Negative(LlamaMLP):
         return -super().forward(x)
 
 
-def head_replaced(model):
+def last_mlp(model):
+    return model.model.layers[-1].mlp
+
+
+@torch.no_grad()
+def weights_in_place(model):
+    model.lm_head.weight.mul_(-1)
+
+
+def negated(model):
+    return {name: -tensor for name, tensor in model.state_dict().items()}
+
+
+def set_head(model, weight, **flags):
+    model.lm_head.weight = torch.nn.Parameter(weight, **flags)
+
+
+def set_head_in_inference_mode(model):
+    with torch.inference_mode():
+        set_head(model, -model.lm_head.weight.clone(), requires_grad=False)
+
+
+def weights_in_a_larger_storage(model):
+    weight = model.lm_head.weight
+    weight.data = torch.cat([torch.zeros(3, weight.shape[1], dtype=weight.dtype), -weight.data])[3:]
+
+
+def weights_with_other_strides(model):
+    for part in (model.model.embed_tokens, last_mlp(model).up_proj):
+        part.weight.data = part.weight.data.t().contiguous().t()
+
+
+def replace_head(model):
     model.lm_head = torch.nn.Linear(model.config.hidden_size, model.config.vocab_size, bias=False, dtype=model.dtype)
 
 
-def activation(model):
-    for layer in model.model.layers:
-        layer.mlp.act_fn = torch.nn.Tanh()
+def add_bias(model):
+    model.lm_head.bias = torch.nn.Parameter(torch.linspace(-9, 9, len(model.lm_head.weight), dtype=model.dtype))
+
+
+def set_rope(model, **parameters):
+    model.config.rope_parameters |= parameters
+    model.model.rotary_emb = LlamaRotaryEmbedding(model.config)
+
+
+def set_layers(model, layers):
+    model.model.layers, model.config.num_hidden_layers = torch.nn.ModuleList(layers), len(layers)
+    for number, layer in enumerate(layers):
+        layer.self_attn.layer_idx = number
+
+
+def each_layer(change):
+    return lambda model: [change(layer) for layer in model.model.layers]
+
+
+def halved(mlp, x):
+    return -0.5 * LlamaMLP.forward(mlp, x)
+
+
+ONCE = {
+    "weights in place": weights_in_place,
+    "weights by data": lambda model: setattr(model.lm_head.weight, "data", -model.lm_head.weight.data),
+    "weights loaded": lambda model: model.load_state_dict(negated(model)),
+    "weights assigned": lambda model: model.load_state_dict(negated(model), assign=True),
+    "weights in a larger storage": weights_in_a_larger_storage,
+    "weights made in inference mode": set_head_in_inference_mode,
+    "weights as a new parameter": lambda model: set_head(model, -model.lm_head.weight.detach()),
+    "bias added": add_bias,
+    "head replaced": replace_head,
+    "frequencies in place": lambda model: model.model.rotary_emb.inv_freq.mul_(3.0),
+    "frequencies replaced": lambda model: setattr(
+        model.model.rotary_emb, "inv_freq", model.model.rotary_emb.inv_freq * 3.0
+    ),
+    "attention scaling": lambda model: setattr(model.model.rotary_emb, "attention_scaling", 2.0),
+    "RoPE of another base": lambda model: set_rope(model, rope_theta=1.5),
+    "RoPE of another type": lambda model: set_rope(model, rope_type="linear", factor=0.05),
+    "activation": each_layer(lambda layer: setattr(layer.mlp, "act_fn", torch.nn.Tanh())),
+    "another class": lambda model: setattr(last_mlp(model), "__class__", Negative),
+    "a layer less": lambda model: set_layers(model, model.model.layers[:1]),
+    "a layer more": lambda model: set_layers(model, [*model.model.layers, copy.deepcopy(model.model.layers[0])]),
+    "layers swapped": lambda model: set_layers(model, model.model.layers[::-1]),
+    "epsilon": each_layer(lambda layer: setattr(layer.input_layernorm, "variance_epsilon", 1e5)),
+    "scaling": each_layer(lambda layer: setattr(layer.self_attn, "scaling", 5 * layer.self_attn.scaling)),
+    "bound method": each_layer(lambda layer: setattr(layer.mlp, "forward", MethodType(halved, layer.mlp))),
+}
+
+# The texts stay the same, and the weights change next.
+SAME_TEXT = {
+    "weights with other strides": weights_with_other_strides,
+    "weights frozen": lambda model: model.requires_grad_(False),
+    "precision": lambda model: model.float(),
+    "in training": lambda model: model.train(),
+    "eager attention": lambda model: model.set_attn_implementation("eager"),
+}
+
+
+def tied(model):
+    """A graph reads a tensor that stands twice at one place; the second change parts the two."""
+    model.lm_head.weight = model.model.embed_tokens.weight
+    return lambda: replace_head(model)
 
 
 def module_of_the_callers(model):
@@ -136,50 +134,9 @@ def module_of_the_callers(model):
     return lambda: last_mlp(model).factors.__setitem__(0, 2.0)
 
 
-def another_class(model):
-    last_mlp(model).__class__ = Negative
-
-
-def a_layer_less(model):
-    model.model.layers = model.model.layers[:1]
-    model.config.num_hidden_layers = 1
-
-
-def a_layer_more(model):
-    model.model.layers.append(copy.deepcopy(model.model.layers[0]))
-    model.model.layers[-1].self_attn.layer_idx = 2
-    model.config.num_hidden_layers = 3
-
-
-def layers_swapped(model):
-    model.model.layers = torch.nn.ModuleList(reversed(model.model.layers))
-    for number, layer in enumerate(model.model.layers):
-        layer.self_attn.layer_idx = number
-
-
 def parametrized(model):
     parametrize.register_parametrization(model.lm_head, "weight", Other(torch.nn.Identity()))
     return lambda: model.lm_head.parametrizations.weight[0].factors.__setitem__(0, 2.0)
-
-
-def in_training(model):
-    model.train()
-    return lambda: weights_in_place(model)
-
-
-# --- numbers
-
-
-def epsilon(model):
-    model.model.norm.variance_epsilon = model.model.layers[0].input_layernorm.variance_epsilon = 1e5
-
-
-def scaling(model):
-    for layer in model.model.layers:
-        layer.self_attn.scaling *= 5
-
-
-# --- forwards
 
 
 def closure(model):
@@ -204,37 +161,14 @@ def closure_again(model):
 
 def put_back(model):
     mlp = last_mlp(model)
-    old = mlp.forward
-    mlp.forward = lambda x: old(x) * -0.5
+    mlp.forward = MethodType(halved, mlp)
     return lambda: delattr(mlp, "forward")
-
-
-def _halved(self, x):
-    return -0.5 * LlamaMLP.forward(self, x)
-
-
-def bound_method(model):
-    for layer in model.model.layers:
-        layer.mlp.forward = MethodType(_halved, layer.mlp)
 
 
 def method_of_a_class(model):
     old = LlamaMLP.forward
     LlamaMLP.forward = lambda self, x: old(self, x) * -0.5
     return lambda: setattr(LlamaMLP, "forward", old)
-
-
-# --- hooks
-
-
-def hook(model):
-    handle = last_mlp(model).register_forward_hook(lambda module, inputs, out: out * -0.5)
-    return handle.remove
-
-
-def pre_hook(model):
-    handle = last_mlp(model).register_forward_pre_hook(lambda module, inputs: (inputs[0] * -0.5,))
-    return handle.remove
 
 
 def hook_of_accelerate(model):
@@ -248,90 +182,76 @@ def hook_of_accelerate(model):
     return lambda: remove_hook_from_module(last_mlp(model))
 
 
-# --- attention
-
-
-def attention_eager(model):
-    model.set_attn_implementation("eager")
-    return lambda: weights_in_place(model)
-
-
-def _attends(factor):
+def attend(factor):
     def attention(*args, **kwargs):
         out, weights = sdpa_attention_forward(*args, **kwargs)
         return out * factor, weights
 
-    return attention
+    AttentionInterface.register("sdpa", attention)
 
 
 def attention_of_the_callers(model):
-    AttentionInterface.register("sdpa", _attends(-0.5))
-    return lambda: AttentionInterface.register("sdpa", _attends(2.0))
+    attend(-0.5)
+    return lambda: attend(2.0)
 
 
-# --- adapters
-
-
-def _with_adapter(model, parts, name="first"):
-    """As Transformers loads one: the layers are replaced, the model's class is not."""
+def adapt(model, parts=("down_proj", "q_proj"), name="first"):
+    """As Transformers loads an adapter: the layers are replaced, the model's class is not."""
     from peft import LoraConfig, inject_adapter_in_model
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a second one
-        inject_adapter_in_model(LoraConfig(target_modules=parts, init_lora_weights=False, r=4), model, name)
+        inject_adapter_in_model(LoraConfig(target_modules=list(parts), init_lora_weights=False, r=4), model, name)
     model.double()
 
 
-def _each_layer(model, change):
-    from peft.tuners.tuners_utils import BaseTunerLayer
+def adapted(change):
+    """An adapter, and behind it a change of each of its layers."""
 
-    for module in model.modules():
-        if isinstance(module, BaseTunerLayer):
-            change(module)
+    def first(model):
+        from peft.tuners.tuners_utils import BaseTunerLayer
 
+        adapt(model)
+        return lambda: [change(module) for module in model.modules() if isinstance(module, BaseTunerLayer)]
 
-def adapter(model):
-    _with_adapter(model, ["down_proj", "q_proj"])
-    return lambda: _each_layer(model, lambda layer: layer.enable_adapters(False))
-
-
-def adapter_of_another_scale(model):
-    _with_adapter(model, ["down_proj", "q_proj"])
-    return lambda: _each_layer(model, lambda layer: layer.set_scale("first", 9.0))
-
-
-def adapter_deleted(model):
-    _with_adapter(model, ["down_proj", "q_proj"])
-    return lambda: _each_layer(model, lambda layer: layer.delete_adapter("first"))
+    return first
 
 
 def second_adapter(model):
-    _with_adapter(model, ["down_proj"])
+    activate = adapted(lambda layer: layer.set_adapter("second"))(model)
 
     def change():
-        _with_adapter(model, ["down_proj"], "second")
-        _each_layer(model, lambda layer: layer.set_adapter("second"))
+        adapt(model, name="second")
+        activate()
 
     return change
 
 
-def adapter_merged(model):
-    _with_adapter(model, ["down_proj", "q_proj"])
-
-    def change():
-        _each_layer(model, lambda layer: layer.merge())
-        weights_in_place(model)
-
-    return change
-
-
-CHANGES = {
-    name: made
-    for name, made in list(globals().items())
-    if getattr(made, "__module__", None) == __name__
-    and not name.startswith("_")
-    and not isinstance(made, type)
-    and name != "last_mlp"
+# Each returns a second change, of what the first one has put there: a cell of a closure, an adapter's scale.
+TWICE = {
+    "head tied": tied,
+    "module of the caller's": module_of_the_callers,
+    "parametrized": parametrized,
+    "closure": closure,
+    "closure again": closure_again,
+    "put back": put_back,
+    "method of a class": method_of_a_class,
+    "hook": lambda model: last_mlp(model).register_forward_hook(lambda module, inputs, out: out * -0.5).remove,
+    "pre-hook": lambda model: (
+        last_mlp(model).register_forward_pre_hook(lambda module, inputs: -0.5 * inputs[0]).remove
+    ),
+    "hook of accelerate": hook_of_accelerate,
+    "attention of the caller's": attention_of_the_callers,
+    "adapter": adapted(lambda layer: layer.enable_adapters(False)),
+    "adapter of another scale": adapted(lambda layer: layer.set_scale("first", 9.0)),
+    "adapter deleted": adapted(lambda layer: layer.delete_adapter("first")),
+    "adapter merged": adapted(lambda layer: (layer.merge(), layer.get_base_layer().weight.data.mul_(-1))),
+    "second adapter": second_adapter,
 }
-# Of the first change.
-SAME_TEXT = {"weights_with_other_strides", "weights_frozen", "in_training", "attention_eager", "precision"}
+CHANGES = ONCE | SAME_TEXT | TWICE
+
+
+def change(name, model):
+    """Change `model`; return the next change, or None."""
+    again = CHANGES[name](model)
+    return again if name in TWICE else (lambda: weights_in_place(model)) if name in SAME_TEXT else None

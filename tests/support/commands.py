@@ -72,45 +72,23 @@ for command in json.loads(sys.argv[1]):
 """
 
 
-def start(
-    folder: Path,
-    processes: int,
-    *commands: Sequence[Any],
-    nodes: Sequence[str] = ("--standalone",),
-    **environment: str,
-) -> subprocess.Popen:
-    """The commands, one behind the other, in `processes` processes with a thread each. `folder`: for the script. `nodes`: options of torchrun."""
-    script = folder / "commands.py"
-    script.write_text(SCRIPT)
-    launch = [sys.executable, "-m", "torch.distributed.run", *nodes, "--nproc-per-node", str(processes)]
-    words = json.dumps([[str(word) for word in command] for command in commands])
-    return subprocess.Popen(
-        [*launch, str(script), words],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def script(path: Path, processes: int, *arguments: str, **environment: str) -> Done:
-    """A script of tests/support in `processes` processes with a thread each."""
+def torchrun(processes: int, script: Path, *words: str, folder: Path | None = None) -> subprocess.Popen:
+    """A script in `processes` processes with a thread each."""
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     paths = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]), "OMP_NUM_THREADS": "1"}
-    ran = subprocess.run(
-        [*launch, str(path), *arguments],
-        env=os.environ | paths | environment,
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    return Done(ran.returncode, ran.stdout, ran.stderr)
+    output = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([*launch, str(script), *words], cwd=folder, env=os.environ | paths, **output)
 
 
-def run(folder: Path, processes: int, *commands: Sequence[Any]) -> Done:
-    """`start`, to the end."""
-    job = start(folder, processes, *commands)
+def start(folder: Path, processes: int, *commands: Sequence[Any]) -> subprocess.Popen:
+    """The commands, one behind the other, in `processes` processes. `folder`: for the script."""
+    script = folder / "commands.py"
+    script.write_text(SCRIPT)
+    words = json.dumps([[str(word) for word in command] for command in commands])
+    return torchrun(processes, script, words, folder=folder)
+
+
+def ended(job: subprocess.Popen) -> Done:
     out, err = job.communicate(timeout=300)
     return Done(job.returncode, out, err)
 

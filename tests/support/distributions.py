@@ -8,9 +8,7 @@ from scipy.stats import chisquare
 from transformers import LogitsProcessorList
 
 import hf_lossy_assist as hla
-from hf_lossy_assist import AcceptanceRule
 from support import tiny
-from support.blocks import sampling_block
 
 
 REJECT = 1e-4  # the seeds are fixed, so a test that passes goes on passing
@@ -35,56 +33,6 @@ class Tables:
             return out
 
         self.p, self.q = table(), table()
-
-
-def first_two(
-    rule: AcceptanceRule, tables: Tables, gamma: int, certain: bool = False, before: tuple = ()
-) -> torch.Tensor:
-    """The law (V, V) of the first two tokens that rounds of γ drafted tokens emit behind `before`.
-
-    Every draft is enumerated; each coin is taken both ways by its probability. A round that emits one token only leaves the
-    second one to the next round, which is enumerated in the same way (`first`).
-    """
-    law = torch.zeros(V, V, dtype=torch.float64)
-    drafts, weights, accept, emit = one_round(rule, tables, gamma, certain, before)
-    seconds = torch.stack([first(rule, tables, gamma, certain, (*before, token)) for token in range(V)])
-    for x, weight, a, after in zip(drafts, weights, accept, emit, strict=True):
-        reached = weight
-        for n in range(gamma + 1):
-            ends = reached * (1 - a[n]) if n < gamma else reached  # the n-th position is where this round stops
-            if n == 0:
-                law += ends * after[0][:, None] * seconds
-            elif n == 1:
-                law[x[0]] += ends * after[1]
-            else:
-                law[x[0], x[1]] += ends
-            reached = reached * a[n] if n < gamma else reached
-    return law
-
-
-def first(rule: AcceptanceRule, tables: Tables, gamma: int, certain: bool, before: tuple) -> torch.Tensor:
-    """The law (V,) of the first token that a round emits behind `before`."""
-    law = torch.zeros(V, dtype=torch.float64)
-    for x, weight, a, after in zip(*one_round(rule, tables, gamma, certain, before), strict=True):
-        law[x[0]] += weight * a[0]
-        law += weight * (1 - a[0]) * after[0]
-    return law
-
-
-def one_round(rule: AcceptanceRule, tables: Tables, gamma: int, certain: bool, before: tuple):
-    """Every draft x, its probability, a of each position, and r of each position with the bonus law behind them."""
-    drafts = list(itertools.product(range(V), repeat=gamma))
-    q = torch.stack([torch.stack([tables.q[before + x[:i]] for i in range(gamma)]) for x in drafts])
-    p = torch.stack([torch.stack([tables.p[before + x[:i]] for i in range(gamma + 1)]) for x in drafts])
-    tokens = torch.tensor(drafts)
-    block = sampling_block(p, None if certain else q, tokens)
-    weights = q.gather(-1, tokens[..., None]).squeeze(-1).prod(dim=1)
-    a = rule.probability(block).nan_to_num()  # 0/0 where q gives 0: such a draft has weight 0
-    corrections = []
-    for i in range(gamma):
-        r = rule.correction(block, torch.full((len(drafts),), i))
-        corrections.append(r / r.sum(dim=1, keepdim=True).clamp(min=1e-300))
-    return drafts, weights, a, torch.stack([*corrections, p[:, gamma]], dim=1)
 
 
 SIZE, NEW = 6, 3  # every text of three tokens is counted: 216 of them

@@ -145,29 +145,28 @@ def limited(formula, never=(), max_overshoot=math.inf):
     return both
 
 
-def blocks(tables: Tables, gamma: int, certain: bool):
-    """All drafts (n, γ) with their weights, p (n, γ + 1, V) and q (n, γ, V), float64."""
+def blocks(tables: Tables, gamma: int, certain: bool, before: tuple = ()):
+    """All drafts (n, γ) behind `before` with their weights, p (n, γ + 1, V) and q (n, γ, V), float64."""
     drafts = torch.tensor(list(itertools.product(range(V), repeat=gamma)))
-    prefixes = [tuple(x) for x in drafts.tolist()]
-    q = torch.stack([torch.stack([tables.q[x[:i]] for i in range(gamma)]) for x in prefixes])
-    p = torch.stack([torch.stack([tables.p[x[:i]] for i in range(gamma + 1)]) for x in prefixes])
+    prefixes, start = [(*before, *x) for x in drafts.tolist()], len(before)
+    q = torch.stack([torch.stack([tables.q[x[: start + i]] for i in range(gamma)]) for x in prefixes])
+    p = torch.stack([torch.stack([tables.p[x[: start + i]] for i in range(gamma + 1)]) for x in prefixes])
     weights = q.gather(-1, drafts[..., None]).squeeze(-1).prod(dim=1)
     return drafts, weights, p, torch.nn.functional.one_hot(drafts, V).double() if certain else q
 
 
-def outcomes(rule, tables: Tables, gamma: int, edges, certain: bool = False) -> dict[tuple, float]:
-    """The probability of every way in which a round can end: the tokens it commits, as a tuple.
+def outcomes(rule, tables: Tables, gamma: int, edges=None, certain=False, before: tuple = ()) -> dict[tuple, float]:
+    """The probability of every way in which a round behind `before` can end: the tokens it commits, as a tuple.
 
-    `edges(block)`: for each place the values, (n, γ, k), where a coin may change the decision.
+    `edges(block)`: for each place the values, (n, γ, k), where a coin may change the decision beside that of the rule's probability.
     """
-    drafts, weights, p, q = blocks(tables, gamma, certain)
+    drafts, weights, p, q = blocks(tables, gamma, certain, before)
     possible = weights > 0
     drafts, weights, p, q = drafts[possible], weights[possible], p[possible], q[possible]
     block = sampling_block(p, None if certain else q, drafts)
-    at = torch.stack(
-        [Strict().probability(block), rule.probability(block)], dim=-1
-    )  # or a wrong a(x) with the formula's decisions passes
-    at = torch.cat([edges(block), at], dim=-1).nan_to_num().clamp(0, 1)
+    # Or a wrong a(x) with the formula's decisions passes.
+    at = torch.stack([Strict().probability(block), rule.probability(block)], dim=-1)
+    at = (at if edges is None else torch.cat([edges(block), at], dim=-1)).nan_to_num().clamp(0, 1)
     ends = torch.nn.functional.pad(at.sort(dim=-1).values, (1, 0))
     ends = torch.nn.functional.pad(ends, (0, 1), value=1.0)  # (n, γ, k + 4)
     middles, widths = (ends[..., 1:] + ends[..., :-1]) / 2, ends.diff(dim=-1)
@@ -224,4 +223,16 @@ def first_tokens(out: dict[tuple, float], tables: Tables, count: int) -> torch.T
             for i in range(len(tokens), count):
                 share *= float(tables.p[text[:i]][text[i]])
             law[text[:count]] += share
+    return law
+
+
+def first_two(rule, tables: Tables, gamma: int, certain: bool = False) -> torch.Tensor:
+    """The law (V, V) of the first two tokens, where a round of one token is followed by another round of the rule."""
+    law = torch.zeros(V, V, dtype=torch.float64)
+    for tokens, chance in outcomes(rule, tables, gamma, None, certain).items():
+        if len(tokens) > 1:
+            law[tokens[:2]] += chance
+            continue
+        for after, share in outcomes(rule, tables, gamma, None, certain, tokens).items():
+            law[tokens[0], after[0]] += chance * share
     return law

@@ -89,22 +89,26 @@ def make_head(size: int = 32, weight: Any = 0.0, bias: float = 0.0, **changes: A
     return head
 
 
+@torch.no_grad()
+def balanced(head: Any, states: torch.Tensor) -> Any:
+    """The head with logits over `states` of mean 0 and spread 2, so that thresholds around 0.5 divide tokens."""
+    logits = head.logit(states)
+    head.linear.weight *= 2 / logits.std()
+    head.linear.bias.copy_((head.linear.bias - logits.mean()) * 2 / logits.std())
+    return head.eval()
+
+
 @cache
 @torch.no_grad()
 def head_for(draft: Any, kind: str = "linear") -> hla.Head:
-    """A random head whose logits over random texts have mean 0 and spread 2, so that thresholds around 0.5 divide tokens."""
+    """A random head that divides the tokens of random texts."""
     torch.manual_seed(5)
     size = draft.config.get_text_config(decoder=True).hidden_size
-    head = (
-        LinearHead(HeadConfig(size)) if kind == "linear" else hla.MLPHead(HeadConfig(size, kind="mlp", width=8))
-    ).eval()
+    head = LinearHead(HeadConfig(size)) if kind == "linear" else hla.MLPHead(HeadConfig(size, kind="mlp", width=8))
     ids = torch.randint(4, draft.config.vocab_size, (8, 24))
     inputs = {"decoder_input_ids": ids} if draft.config.is_encoder_decoder else {}
     out = draft(input_ids=ids, **inputs, output_hidden_states=True)
-    logits = head.logit((out.decoder_hidden_states if inputs else out.hidden_states)[-1])
-    head.linear.weight *= 2 / logits.std()
-    head.linear.bias.copy_((head.linear.bias - logits.mean()) * 2 / logits.std())
-    return head
+    return balanced(head.eval(), (out.decoder_hidden_states if inputs else out.hidden_states)[-1])
 
 
 @cache

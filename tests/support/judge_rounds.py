@@ -11,6 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 from hf_lossy_assist import FeatureSpec, HeadConfig, LinearHead, RowStats
 from hf_lossy_assist.engine import loop as decoding
 from support import slow_loop, small, tiny
+from support.heads import balanced, make_head
 from support.tiny import NEVER_EMITTED, greedy, prompts, some_eos
 
 
@@ -31,13 +32,9 @@ def draft_of(name: str, kind: str = "rarely") -> Any:
 
 def constant_head(value: float, model: str = "both", position: str = "token", **config: Any) -> LinearHead:
     """A judge that always says `value`."""
-    size = 64 if model == "both" else 32
-    config = {"polarity": "important", "method": "autojudge", "features": FeatureSpec(model, position)} | config
-    head = LinearHead(HeadConfig(size, **config)).eval()
-    with torch.no_grad():
-        head.linear.weight.zero_()
-        head.linear.bias.fill_(math.log(value / (1 - value)) if 0 < value < 1 else math.copysign(300, value - 0.5))
-    return head
+    bias = math.log(value / (1 - value)) if 0 < value < 1 else math.copysign(300, value - 0.5)
+    config = {"features": FeatureSpec(model, position)} | config
+    return make_head(64 if model == "both" else 32, 0.0, bias, **config)
 
 
 @torch.no_grad()
@@ -67,18 +64,12 @@ def make_judge(name: str, kind: str, spec: FeatureSpec) -> LinearHead:
 
 @torch.no_grad()
 def judge_for(target: Any, draft: Any, spec: FeatureSpec, **more: Any) -> LinearHead:
-    """A random head whose logits over random texts have mean 0 and spread 2, so that thresholds around 0.5 divide tokens."""
+    """A random head that divides the tokens of random texts."""
     torch.manual_seed(5)
     ids = torch.randint(4, tiny.VOCABULARY, (6, 24))
     states = compute_features(spec, target, draft, ids, **more)
-    head = LinearHead(
-        HeadConfig(states.shape[-1], polarity="important", method="autojudge", features=spec, threshold=0.5)
-    )
-    with torch.no_grad():
-        logits = head.logit(states)
-        head.linear.weight *= 2 / logits.std()
-        head.linear.bias.copy_((head.linear.bias - logits.mean()) * 2 / logits.std())
-    return head.eval()
+    config = {"polarity": "important", "method": "autojudge", "features": spec, "threshold": 0.5}
+    return balanced(LinearHead(HeadConfig(states.shape[-1], **config)), states)
 
 
 class Recorder(LinearHead):

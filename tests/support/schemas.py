@@ -42,9 +42,8 @@ def _schema(draw, levels):
         names = draw.sample(["a", "b1", "id", "na me", "é", 'q"', "x" * 9], draw.randint(0, 4))
         out = {"type": "object", "properties": {name: _schema(draw, levels - 1) for name in names}}
         out["required"] = [name for name in names if draw.random() < 0.6]
-        return out | (
-            {"additionalProperties": draw.choice([False, {"type": "integer"}])} if draw.random() < 0.5 else {}
-        )
+        more = {"additionalProperties": draw.choice([False, {"type": "integer"}])} if draw.random() < 0.5 else {}
+        return out | more
     if kind == "array":
         least = draw.randint(0, 2)
         out = {"type": "array", "items": _schema(draw, levels - 1), "minItems": least}
@@ -58,18 +57,15 @@ def _schema(draw, levels):
         return {"type": "string"} | ({"minLength": 1, "maxLength": draw.randint(1, 6)} if draw.random() < 0.6 else {})
     if kind == "integer":
         low = draw.randint(-200, 200)
-        return {"type": "integer"} | (
-            {"minimum": low, "maximum": low + draw.randint(0, 99)} if draw.random() < 0.5 else {}
-        )
+        bounds = {"minimum": low, "maximum": low + draw.randint(0, 99)} if draw.random() < 0.5 else {}
+        return {"type": "integer"} | bounds
     if kind == "enum":
         return {"enum": draw.sample(["one", "two", "", 3, -4.5, None, True, "é", 'q"\\'], draw.randint(1, 4))}
     if kind == "const":
         return {"const": draw.choice(["x", 7, None, "long text", False])}
     if kind == "pattern":
-        return {
-            "type": "string",
-            "pattern": draw.choice(["^[a-f]{2,4}$", "^(ab|cd)+$", "^[0-9]+(\\.[0-9]{1,2})?$", "^x?y*z$"]),
-        }
+        patterns = ["^[a-f]{2,4}$", "^(ab|cd)+$", "^[0-9]+(\\.[0-9]{1,2})?$", "^x?y*z$"]
+        return {"type": "string", "pattern": draw.choice(patterns)}
     if kind == "format":
         return {"type": "string", "format": draw.choice(["date", "time", "duration", "ipv4", "uuid"])}
     return {"type": kind}

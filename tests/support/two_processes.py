@@ -39,12 +39,8 @@ class Job:
 
 SPREAD, SHARDED = ("llama", "qwen2", "qwen3"), ("llama", "qwen3")
 JOBS = {
-    "spread": Job(
-        SUPPORT / "spread_calls.py", f". {','.join(SPREAD)}", lambda folder: save_pairs(folder, *SPREAD)
-    ),
-    "sharded": Job(
-        SUPPORT / "sharded_calls.py", f". {','.join(SHARDED)}", lambda folder: save_pairs(folder, *SHARDED)
-    ),
+    "spread": Job(SUPPORT / "spread_calls.py", f". {','.join(SPREAD)}", lambda folder: save_pairs(folder, *SPREAD)),
+    "sharded": Job(SUPPORT / "sharded_calls.py", f". {','.join(SHARDED)}", lambda folder: save_pairs(folder, *SHARDED)),
     "generate_dataset.py": Job(MULTI_GPU / "generate_dataset.py", "--limit 6 --max-new-tokens 24 --out out"),
     "train_head.py": Job(MULTI_GPU / "train_head.py", "--epochs 3 --out out"),
     "tensor_parallel.py": Job(MULTI_GPU / "tensor_parallel.py", "--max-new-tokens 12"),
@@ -65,7 +61,7 @@ def launch(folder: Path) -> None:
         words = {"script": str(job.script), "arguments": job.arguments.split()}
         jobs.append({"folder": str(folder / name), "port": port, **words})
     (folder / "jobs.json").write_text(json.dumps(jobs))
-    ran = commands.script(SUPPORT / "two_ranks.py", 2, str(folder / "jobs.json"))
+    ran = commands.ended(commands.torchrun(2, SUPPORT / "two_ranks.py", str(folder / "jobs.json")))
     (folder / "launched").write_text(f"torchrun ended with {ran.code}\n{ran.out[-1000:]}\n{ran.err[-3000:]}")
 
 

@@ -57,7 +57,9 @@ def test_several_processes_do_what_one_does(hf_lossy, tmp_path, count):
     for name, command in jobs.items():
         assert hf_lossy(*command, "--out", alone[name]).code == 0
     texts = hf_lossy(*generate).json
-    done = commands.run(tmp_path, count, generate, *((*jobs[name], "--out", both[name]) for name in jobs))
+    done = commands.ended(
+        commands.start(tmp_path, count, generate, *((*jobs[name], "--out", both[name]) for name in jobs))
+    )
     assert done.code == 0, done.err[-3000:]
     written = json.JSONDecoder().raw_decode(done.out[done.out.index("{") :])[0]
     outputs = [[output["token_ids"] for output in found["outputs"]] for found in (written, texts)]

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 from support import slow_loop, tiny
-from support.distributions import Tables, V, first_two
+from support.distributions import Tables, V
+from support.formulas import first_two
 from support.heads import draft_of, head_for, sure
 from support.refusals import contents, refused
 from support.slow_loop import assert_same, texts

@@ -25,10 +25,6 @@ SETTINGS = {
 }
 
 
-def constant(gamma):
-    return {"stop": {"name": "constant", "gamma": gamma}}
-
-
 @cache
 def reference(name, rows, eos=NEVER):
     """Return what Transformers writes for a batch, (rows, NEW + 1); no choice in it is so close that rounding could turn it."""
@@ -52,26 +48,20 @@ def assisted(model, inputs, draft, policy="strict", **settings):
         hla.disable(model)
 
 
-@pytest.mark.parametrize(
-    "kind", ["often", *(pytest.param(kind, marks=pytest.mark.full) for kind in ("rarely", "never"))]
-)
+@pytest.mark.parametrize("kind", ["often", *(pytest.param(kind, marks=pytest.mark.full) for kind in ("rarely", "never"))])  # fmt: skip
 def test_a_batch_is_generates_text_row_by_row(kind):
-    model, inputs, draft, whole = (
-        encoded.shared("moonshine"),
-        encoded.inputs("moonshine", 4),
-        draft_for("moonshine", kind),
-        reference("moonshine", 4),
-    )
+    model, inputs, draft = encoded.shared("moonshine"), encoded.inputs("moonshine", 4), draft_for("moonshine", kind)
+    whole = reference("moonshine", 4)
     assert len(set(whole[:, 1:].flatten().tolist())) > 15, "texts this monotonous prove nothing"
     eos = some_eos(whole, 1)
     ended = reference("moonshine", 4, eos)
     assert len({int((row != encoded.PAD).sum()) for row in ended}) > 1, "no row ends before the others"
-    for policy in (constant(1), constant(5), constant(12), hla.SVIP(h=0.5)):
+    for policy in (hla.Constant(1), hla.Constant(5), hla.Constant(12), hla.SVIP(h=0.5)):
         out = assisted(model, inputs, draft, policy)
         assert torch.equal(out.sequences, whole), policy
         rate = out.speculation.draft_acceptance_rate
         assert rate == 0 if kind == "never" else 0 < rate < 1
-    for policy in (constant(5), hla.SVIP(h=0.5)):
+    for policy in (hla.Constant(5), hla.SVIP(h=0.5)):
         assert torch.equal(assisted(model, inputs, draft, policy, eos_token_id=eos).sequences, ended), policy
     assert len(out.speculation.rows) == 4
 
@@ -83,38 +73,34 @@ def test_one_row_and_a_prompt_of_the_decoders(name):
     for start in ({}, {"decoder_input_ids": torch.tensor([[encoded.START, 30, 41]])}):
         expected = model.generate(**inputs, **SETTINGS, **start)
         for new in (1, 2, NEW):
-            out = assisted(model, inputs, draft_for(name, "often"), constant(5), max_new_tokens=new, **start)
+            out = assisted(model, inputs, draft_for(name, "often"), hla.Constant(5), max_new_tokens=new, **start)
             assert torch.equal(out.sequences, expected[:, : expected.shape[1] - NEW + new])
 
 
 def test_the_cross_attention_is_computed_once(monkeypatch):
     """Rows that have ended leave it, too."""
     written, narrowed, select = [], [], CrossAttentionRowModel.select
-    monkeypatch.setattr(
-        CrossAttentionRowModel, "select", lambda self, rows: (narrowed.append(len(rows)), select(self, rows))[1]
-    )
     update = DynamicCache.update
+    monkeypatch.setattr(CrossAttentionRowModel, "select", lambda self, rows: (narrowed.append(len(rows)), select(self, rows))[1])  # fmt: skip
     monkeypatch.setattr(DynamicCache, "update", lambda self, *a, **k: (written.append(a[2]), update(self, *a, **k))[1])
     model, inputs = encoded.shared("moonshine"), encoded.inputs("moonshine", 8)
     eos, draft = some_eos(reference("moonshine", 8), 1), draft_for("moonshine", "often")
     for _ in range(2):  # in the first call each model may be tried
         written.clear()
-        out = assisted(model, inputs, draft, constant(5), eos_token_id=eos, return_dict_in_generate=False)
+        out = assisted(model, inputs, draft, hla.Constant(5), eos_token_id=eos, return_dict_in_generate=False)
         assert torch.equal(out, reference("moonshine", 8, eos))
     assert narrowed and len(set(narrowed)) > 1, "this batch was meant to be narrowed more than once"
     assert written == [0, 1] * 2, "of target and draft each layer's, once: the rest is in caches of rows"
 
 
-def test_a_stop_string_a_streamer_and_scores():
+def test_processors_and_scores():
     model, inputs = encoded.shared("moonshine"), encoded.inputs("moonshine", 4)
     settings = {"output_scores": True, "output_logits": True, "repetition_penalty": 1.3, "no_repeat_ngram_size": 2}
     expected = model.generate(**inputs, **SETTINGS, **settings, return_dict_in_generate=True)
-    out = assisted(model, inputs, draft_for("moonshine", "often"), constant(4), **settings)
+    out = assisted(model, inputs, draft_for("moonshine", "often"), hla.Constant(4), **settings)
     assert torch.equal(out.sequences, expected.sequences)
     for name in ("scores", "logits"):
-        torch.testing.assert_close(
-            torch.stack(out[name]).double(), torch.stack(expected[name]).double(), atol=1e-4, rtol=0
-        )
+        assert torch.allclose(torch.stack(out[name]).double(), torch.stack(expected[name]).double(), atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("name", ["moonshine", "bart"])
@@ -139,11 +125,13 @@ def hidden_prompts():
     return {"decoder_input_ids": ids, "decoder_attention_mask": (torch.arange(4) >= torch.arange(3)[:, None]).long()}
 
 
-def test_padding_before_prompts_of_the_decoder_changes_no_distance():
-    name = "moonshine"
-    model, inputs = encoded.shared(name), encoded.inputs(name, 3) | hidden_prompts()
-    out = assisted(model, inputs, draft_for(name, "often"), constant(4))
-    assert torch.equal(out.sequences, model.generate(**inputs, **SETTINGS))
+def test_padding_before_prompts_of_the_decoder():
+    """It changes no distance; BART's positions count it, and one row goes as `generate` has it."""
+    for name, rows in (("moonshine", slice(None)), ("bart", slice(1, 2))):
+        model, start = encoded.shared(name), {key: value[rows] for key, value in hidden_prompts().items()}
+        inputs = encoded.inputs(name, len(start["decoder_input_ids"])) | start
+        out = assisted(model, inputs, draft_for(name, "often"), hla.Constant(4))
+        assert torch.equal(out.sequences, model.generate(**inputs, **SETTINGS))
 
 
 def test_rows_that_cannot_be_are_refused_by_their_reason():
@@ -152,25 +140,14 @@ def test_rows_that_cannot_be_are_refused_by_their_reason():
     inputs["decoder_attention_mask"][:, 0] = 1
     looks = copy.deepcopy(encoded.shared("moonshine"))
     looks.model.decoder.norm.register_forward_hook(lambda module, args, out: out + out.mean(dim=0, keepdim=True))
+    counted = "its positions count the tokens that decoder_attention_mask hides"
     for name, model, given, line in (
-        (
-            "moonshine",
-            encoded.shared("moonshine"),
-            inputs,
-            "its positions count the tokens that decoder_attention_mask hides",
-        ),
+        ("moonshine", encoded.shared("moonshine"), inputs, counted),
         ("bart", encoded.shared("bart"), encoded.inputs("bart", 3), "its decoder takes no positions"),
         ("moonshine", looks, encoded.inputs("moonshine", 3), "a trial on rows of one length did not give"),
     ):
         with pytest.raises(ValueError, match=f"one row, this call has 3: .*{line}"):
             assisted(model, given, draft_for(name, "often"))
-
-
-def test_padding_that_a_counting_decoder_counts():
-    """BART's positions count it; one row goes as `generate` has it."""
-    model, draft = encoded.shared("bart"), draft_for("bart", "often")
-    inputs = encoded.inputs("bart", 1) | {k: v[1:2] for k, v in hidden_prompts().items()}
-    assert torch.equal(assisted(model, inputs, draft).sequences, model.generate(**inputs, **SETTINGS))
 
 
 def test_an_encoder_decoder_of_two_models():
@@ -179,7 +156,7 @@ def test_an_encoder_decoder_of_two_models():
     inputs = encoded.inputs("bart", 4)
     expected = model.generate(**inputs, **SETTINGS)
     assert len(set(expected.flatten().tolist())) > 8
-    out = assisted(model, inputs, encoded.draft_of(model, "often"), constant(4))
+    out = assisted(model, inputs, encoded.draft_of(model, "often"), hla.Constant(4))
     assert torch.equal(out.sequences, expected) and 0 < out.speculation.draft_acceptance_rate < 1
 
 
@@ -231,12 +208,9 @@ def test_rows_that_keep_different_numbers_of_tokens(name):
         torch.testing.assert_close(got[at], rights[row][n[at] : n[at] + 2], atol=1e-6, rtol=1e-6)
 
 
-def test_a_decoder_that_counts_positions_by_its_cache_has_no_rows():
+def test_the_argument_of_each_kind():
     for name in ("t5", "bart", "speech_to_text"):
         assert "takes no positions" in why_not_encoded_rows(encoded.shared(name), {}), name
-
-
-def test_the_argument_of_each_kind():
     assert {facts_of(encoded.shared(name)).position_argument for name in NAMES} == {"decoder_position_ids"}
     distilled = encoded.distilled(encoded.shared("whisper"))
     assert facts_of(distilled).reads_encoder and facts_of(distilled).position_argument == "position_ids"

@@ -1,5 +1,4 @@
-"""Whisper, whose `generate` has arguments of its own and calls Transformers' one for each stretch of the audio: short and long audio, one
-and four at a time, with drafts that have an encoder and drafts that read the target's."""
+"""Whisper, whose `generate` calls Transformers' one for each stretch of the audio, with drafts that have an encoder and drafts that read the target's."""
 
 import copy
 import itertools
@@ -17,17 +16,14 @@ SHORT, LONG = 100, 330  # frames; 100 are what the encoder reads at once
 TIMES = {"return_timestamps": True}
 DICT = {"return_dict_in_generate": True}
 CASES = {
-    "plain": {},
-    "prompts": {"language": "en", "task": "transcribe"},
-    "timestamps": TIMES | {"language": "en"},
-    "segments": TIMES | {"return_segments": True},
+    "plain": {}, "prompts": {"language": "en", "task": "transcribe"},
+    "timestamps": TIMES | {"language": "en"}, "segments": TIMES | {"return_segments": True},
     "prompt": TIMES | {"prompt_ids": torch.tensor([12, 20, 21])},
     "previous text": TIMES | {"prompt_ids": torch.tensor([12, 20, 21]), "condition_on_prev_tokens": True},
-    "outputs": DICT,
-    "outputs and timestamps": DICT | TIMES,
+    "outputs": DICT, "outputs and timestamps": DICT | TIMES,
     "silence": {"no_speech_threshold": 0.6, "logprob_threshold": -1.0, "temperature": (0.0,)},
     "suppressed": {"begin_suppress_tokens": [30, 20], "suppress_tokens": [40, 41, 50]},
-}
+}  # fmt: skip
 NEW = {"max_new_tokens": 14}
 
 
@@ -76,9 +72,7 @@ def reference(name, rows, frames):
 QUICK = ("segments", "silence")
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.full if name in QUICK else pytest.mark.nightly) for name in CASES]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.full if name in QUICK else pytest.mark.nightly) for name in CASES])  # fmt: skip
 def test_it_writes_generates_ids(name):
     for rows, frames in itertools.product((1, 4), (SHORT, LONG)):
         if name == "prompt" and frames > SHORT and rows > 1:
@@ -89,9 +83,7 @@ def test_it_writes_generates_ids(name):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    "kind", ["rarely", "distilled", *(pytest.param(kind, marks=pytest.mark.nightly) for kind in ("often", "never"))]
-)
+@pytest.mark.parametrize("kind", ["rarely", "distilled", pytest.param("never", marks=pytest.mark.nightly)])
 def test_drafts_of_every_kind(kind):
     for policy in ({"stop": {"name": "constant", "gamma": 12}}, hla.SVIP(h=0.5)):
         out = assisted(kind, policy, return_segments=True, **audio(4, LONG), **TIMES)
@@ -116,15 +108,13 @@ def test_temperatures_that_are_fallen_back_to():
 # -- what a call reports --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rows", [1, 4])
-def test_the_report_survives_where_outputs_are_cut_into_rows(rows):
-    inputs = audio(rows, SHORT) | DICT | {"output_scores": True, "language": "en"}
+def test_the_report_survives_where_outputs_are_cut_into_rows():
+    inputs = audio(4, SHORT) | DICT | {"output_scores": True, "language": "en"}
     out = assisted("often", **inputs)
     stats = out.speculation
     assert isinstance(stats, hla.SpeculationStats) and type(out).__name__ == "SpeculativeEncoderDecoderOutput"
-    assert len(stats.rows) >= rows and 0 < stats.draft_acceptance_rate < 1 and stats.forwards["target"] > 0
+    assert len(stats.rows) >= 4 and 0 < stats.draft_acceptance_rate < 1 and stats.forwards["target"] > 0
     assert len(out.scores) == len(target().generate(**inputs, **NEW).scores)
-    assert str(stats) and stats.to_dict(rows=True)["num_new_tokens"] == stats.num_new_tokens
 
 
 @pytest.mark.parametrize("rows, frames", [(1, SHORT), pytest.param(4, LONG, marks=pytest.mark.full)])
@@ -145,18 +135,13 @@ def test_each_segment_has_a_report_and_all_have_one(rows, frames):
 # -- what is refused ------------------------------------------------------------------------------------------------------
 
 
-def test_a_misspelt_one_is_named():
+def test_a_misspelt_setting_and_times_of_each_token_are_refused_by_name():
     with pytest.raises(TypeError, match="'return_timestamp'; did you mean 'return_timestamps'"):
         assisted("often", **audio(1, SHORT), return_timestamp=True)
-
-
-def test_times_of_each_token_are_refused_by_their_name():
     target().generation_config.alignment_heads = [[0, 0]]
     try:
-        with pytest.raises(
-            ValueError,
-            match="word timestamps [^\n]* return_token_timestamps=True asks for: leave return_token_timestamps out",
-        ):
+        line = "word timestamps [^\n]* return_token_timestamps=True asks for: leave return_token_timestamps out"
+        with pytest.raises(ValueError, match=line):
             assisted("often", **audio(1, SHORT), return_token_timestamps=True)
     finally:
         del target().generation_config.alignment_heads

@@ -23,8 +23,8 @@ SETTINGS = {
     "eos_token_id": tiny.NEVER_EMITTED,
     "return_dict_in_generate": True,
 }
-SAID = r"^LlamaForCausalLM cannot be decoded in rows \(its attention implementation is 'of a user'[^\n]*\): Transformers' own assisted loop runs the policy, one row a call$"
 STANDS = r"^LlamaForCausalLM cannot be decoded in rows \(its attention implementation is 'of a user'"
+SAID = STANDS + r"[^\n]*\): Transformers' own assisted loop runs the policy, one row a call$"
 
 
 @pytest.fixture(autouse=True)
@@ -64,6 +64,10 @@ def test_greedy_texts_are_generates_and_one_warning_says_where_they_are_made(pol
         assert torch.allclose(torch.cat(out.scores), torch.cat(wanted.scores), atol=1e-4)
     assert [report.num_spec_steps for report in hla.reports(model)] == [out.speculation.num_spec_steps] * 2
     assert "_get_candidate_generator" not in vars(model)
+    model_checks._warned.clear()
+    with pytest.warns(UserWarning, match=SAID):  # a draft without rows
+        out = hla.enable(tiny.build("llama")).generate(**given | {"assistant_model": odd(draft)})
+    assert torch.equal(out.sequences, wanted.sequences) and out.speculation.num_spec_steps
 
 
 def test_settings_of_drafts_count():
@@ -72,13 +76,6 @@ def test_settings_of_drafts_count():
     with hla.in_transformers_loop(hla.disable(model), "strict") as loop:
         model.generate(**settings, num_assistant_tokens=3)
         assert loop.speculation.num_spec_tokens == 3
-
-
-def test_a_draft_without_rows():
-    model = hla.enable(tiny.build("llama"))
-    with pytest.warns(UserWarning, match=SAID):
-        out = model.generate(**tiny.prompts((9,)), **SETTINGS, assistant_model=odd(often()), lossy_policy="strict")
-    assert torch.equal(out.sequences, expected().sequences) and out.speculation.num_spec_steps
 
 
 def test_a_standing_policy():
@@ -126,9 +123,6 @@ def test_what_that_loop_cannot_do_is_refused_in_one_line():
         with pytest.raises(ValueError, match=line) as error:
             model.generate(**given | {"max_new_tokens": 8} | settings)
         assert "\n" not in str(error.value)
-
-
-def test_many_texts_need_rows():
     with pytest.raises(ValueError, match=STANDS):
         list(hla.generate_many(odd(), [[4, 5]], assistant_model=often(), max_new_tokens=4))
 
@@ -148,10 +142,7 @@ class Counting(type(tiny.shared("llama"))):
 def test_a_model_whose_blocks_write_another_text_is_refused():
     model = copy.deepcopy(tiny.shared("llama"))
     model.__class__ = Counting
-    with pytest.raises(
-        ValueError,
-        match=r"^Counting cannot be decoded in rows \([^\n]*, nor in Transformers' own assisted loop \(a trial",
-    ):
-        hla.enable(model).generate(
-            **tiny.prompts((9,)), assistant_model=often(), lossy_policy="strict", max_new_tokens=8
-        )
+    given = tiny.prompts((9,)) | {"assistant_model": often(), "lossy_policy": "strict", "max_new_tokens": 8}
+    line = r"^Counting cannot be decoded in rows \([^\n]*, nor in Transformers' own assisted loop \(a trial"
+    with pytest.raises(ValueError, match=line):
+        hla.enable(model).generate(**given)

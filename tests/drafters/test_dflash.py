@@ -1,4 +1,4 @@
-"""DFlash, DFlash 2 and DSpark drafters: their blocks are those of the packages that train them (made by …_golden/make.py), and the text is the target's
+"""DFlash, DFlash 2 and DSpark drafters: their blocks are those of the packages that train them (by make_golden.py), and the text is the target's
 whatever they draft.
 """
 
@@ -77,16 +77,12 @@ def draft_block(target, net, text):
 
 
 SETTINGS = {
-    "plain": {},
-    "two layers": {"layers": 2},
-    "from the anchor": {"from_anchor": True},
-    "its own head": {"draft_vocabulary": 40},
-    "dspark": {"rank": 4, "from_anchor": True},
+    "plain": {}, "two layers": {"layers": 2}, "from the anchor": {"from_anchor": True},
+    "its own head": {"draft_vocabulary": 40}, "dspark": {"rank": 4, "from_anchor": True},
     "dspark, gated": {"rank": 4, "markov": "gated", "draft_vocabulary": 40},
-    "dspark, recurrent": {"rank": 4, "markov": "rnn", "from_anchor": True},
-    "dflash 2": SECOND | {"layers": 2},
+    "dspark, recurrent": {"rank": 4, "markov": "rnn", "from_anchor": True}, "dflash 2": SECOND | {"layers": 2},
     "dflash 2 of one tap, capped": SECOND | {"taps": 1, "scale": 0.2, "cap": 3.0},
-}
+}  # fmt: skip
 
 
 def made(target, **flags):

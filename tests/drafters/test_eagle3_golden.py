@@ -1,4 +1,4 @@
-"""EAGLE-3 drafters in files of the `speculators` package draft what that package's own network gives (made by eagle3_golden/make.py)."""
+"""EAGLE-3 drafters in files of the `speculators` package draft what that package's own network gives (by make_golden.py)."""
 
 from pathlib import Path
 

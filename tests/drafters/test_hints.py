@@ -54,13 +54,11 @@ def test_texts_are_tokenized_and_what_is_no_document_is_refused(pair):
         out = pair[0].generate(**inputs, hints=hints, tokenizer=tokenizer, **given)
         assert out.sequences.equal(expected)
     wrong = {
-        "hints: a text needs tokenizer=": "w1",
-        "hints: expected a text, the token ids": [1.5],
-        "or a list of these, got": {"a": 1},
-        "hints: -100 is no token id: ": [[5, 6, 7], [-100, -100, 8]],
+        "hints: a text needs tokenizer=": "w1", "hints: expected a text, the token ids": [1.5],
+        "or a list of these, got": {"a": 1}, "hints: -100 is no token id: ": [[5, 6, 7], [-100, -100, 8]],
         "hints: expected token ids below 97, the target's, got 97: use its tokenizer": [[5, 97]],
         "the token ids of one, or a list of these, got \\[True\\]": [[True]],
-    }
+    }  # fmt: skip
     for says, hints in wrong.items():
         with pytest.raises((TypeError, ValueError), match=rf"^[^\n]*{says}[^\n]*$"):
             pair[0].generate(**inputs, hints=hints, **given)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from support import eagle, small
-from support.distributions import NEW, PROMPT, REJECT, SIZE, goodness, pair
+from support.distributions import NEW, PROMPT, REJECT, SIZE, goodness, pair, target_law
 from support.paper_rules import Ensemble
 from transformers import DynamicCache, TemperatureLogitsWarper
 from transformers.generation import candidate_generator as stock
@@ -104,19 +104,6 @@ def test_turns_of_a_chat(target):
     assert texts[0].equal(texts[1])
 
 
-def compute_distribution(target, warpers):
-    """Return the probabilities of all three tokens behind the prompt, (SIZE³,)."""
-    law, texts = torch.ones(1, dtype=torch.float64), PROMPT
-    for _ in range(NEW):
-        with torch.no_grad():
-            scores = target(texts).logits[:, -1]
-        for warper in warpers:
-            scores = warper(texts, scores)
-        law = (law[:, None] * scores.double().softmax(-1)).flatten()
-        texts = torch.cat([texts.repeat_interleave(SIZE, 0), torch.arange(SIZE).repeat(len(texts))[:, None]], dim=1)
-    return law
-
-
 @pytest.mark.nightly
 def test_samples_have_the_targets_distribution(target):
     settings = {"max_new_tokens": NEW, "do_sample": True, "temperature": 0.7, "top_k": 0, "eos_token_id": None}
@@ -125,7 +112,7 @@ def test_samples_have_the_targets_distribution(target):
     for _ in range(700):
         text = target.generate(PROMPT, **MTP, **settings, generator=generator)[0, -NEW:]
         counts[int(text @ torch.tensor([SIZE**2, SIZE, 1]))] += 1
-    assert goodness(counts, compute_distribution(target, (TemperatureLogitsWarper(0.7),))) > REJECT
+    assert goodness(counts, target_law((TemperatureLogitsWarper(0.7),), target)) > REJECT
 
 
 def test_a_generator_decides_the_draft_too(target):

@@ -73,12 +73,10 @@ UNFIT = (
     ("strict", True, "suffix", "needs no draft model"),
     ("strict", False, "composite", "drafts with a draft model"),
     (
-        Ensemble(0.5),
-        False,
-        "suffix",
+        Ensemble(0.5), False, "suffix",
         "compares the target.s distribution with the draft.s, and SuffixDrafter has none",
     ),
-)
+)  # fmt: skip
 
 
 def test_what_does_not_go_together_is_refused():

@@ -68,10 +68,8 @@ def cases(batch, gamma, size, count=4):
         steps = random.random(batch * gamma) * random.choice([0.02, 0.2, 0.6])
         seconds = 1.0 + np.cumsum([0.0, *steps])
         q, c, p = (
-            laws(random, batch, gamma, size),
-            laws(random, batch, gamma, size),
-            laws(random, batch, gamma + 1, size),
-        )
+            laws(random, batch, gamma, size), laws(random, batch, gamma, size), laws(random, batch, gamma + 1, size),
+        )  # fmt: skip
         yield profile(bins(random), seconds, batch, gamma), q, c, p
 
 

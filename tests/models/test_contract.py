@@ -58,10 +58,8 @@ def test_parameters():
     assert not ours & set(parameters(GenerationMixin.generate))
     known = GenerationConfig().to_dict()
     assert "lossy_policy" not in known and {
-        "assistant_early_exit",
-        "assistant_ensemble_weight",
-        "stop_strings",
-    } <= set(known)
+        "assistant_early_exit", "assistant_ensemble_weight", "stop_strings",
+    } <= set(known)  # fmt: skip
     assert GenerationConfig._get_default_generation_params()["num_assistant_tokens"] == 20
 
 

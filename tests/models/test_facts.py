@@ -35,18 +35,14 @@ def changed_rope(model):
 
 
 CHANGES = {
-    "precision": lambda model: model.to(torch.bfloat16),
-    "device": lambda model: model.to("meta"),
+    "precision": lambda model: model.to(torch.bfloat16), "device": lambda model: model.to("meta"),
     "a setting": lambda model: setattr(model.config, "num_hidden_layers", 1),
     "an entry of a setting": lambda model: model.config.rope_parameters.update(rope_theta=7.0),
-    "attention": lambda model: model.set_attn_implementation("eager"),
-    "a layer": replaced_layer,
-    "a class": another_class,
-    "a forward": replaced_forward,
-    "RoPE": changed_rope,
+    "attention": lambda model: model.set_attn_implementation("eager"), "a layer": replaced_layer,
+    "a class": another_class, "a forward": replaced_forward, "RoPE": changed_rope,
     "a parameter that is none": lambda model: model.model.norm.register_parameter("weight", None),
     "a buffer's module": lambda model: model.model.add_module("more", nn.Identity()),
-}
+}  # fmt: skip
 
 
 def test_a_change_is_seen():

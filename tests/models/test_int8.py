@@ -182,9 +182,3 @@ def test_what_cannot_be_loaded_is_one_line(source):
     (source / "config.json").write_text(json.dumps(config))
     with pytest.raises(OSError, match=" quantized [^\n]*$"):
         hla.load(source, "int8")
-
-
-def test_other_precisions_are_loaded_as_they_are(source):
-    for dtype, found in (("auto", torch.float16), ("bfloat16", torch.bfloat16)):
-        model = hla.load(source, dtype)
-        assert model.dtype == found and not model.training

@@ -18,12 +18,8 @@ from hf_lossy_assist.models.row_model import RowModel
 
 STEP = 10  # tokens of one attention temperature; the texts go through five of them
 YARN = {
-    "rope_type": "yarn",
-    "rope_theta": 100.0,
-    "factor": 4.0,
-    "original_max_position_embeddings": STEP,
-    "mscale": 1.0,
-}
+    "rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": STEP, "mscale": 1.0,
+}  # fmt: skip
 
 
 def llama4() -> Any:

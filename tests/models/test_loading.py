@@ -26,7 +26,6 @@ def header(text: str) -> bytes:
 
 WEIGHTS = {
     "truncated": lambda data: data[: len(data) // 2],
-    "a header of lists in lists": lambda data: header("[" * 100_000),
     "an unknown dtype": lambda data: header('{"a": {"dtype": "Q9", "shape": [1], "data_offsets": [0, 1]}}') + b"x",
 }
 
@@ -53,11 +52,8 @@ def test_a_name_that_a_terminal_acts_on_is_shown_harmless():
 
 CONFIGS = {
     "no JSON": lambda folder: b"{",
-    "lists in lists": lambda folder: b"[" * 100_000,
     "an unknown type": lambda folder: changed(folder, "config.json", model_type="nothing"),
     "a size that is a text": lambda folder: changed(folder, "config.json", hidden_size="x"),
-    "no heads": lambda folder: changed(folder, "config.json", num_attention_heads=0),
-    "RoPE that is none": lambda folder: changed(folder, "config.json", rope_parameters={"rope_type": "nothing"}),
     "another size": lambda folder: changed(folder, "config.json", hidden_size=64, head_dim=16),
 }
 
@@ -66,7 +62,6 @@ TOKENIZERS = {
     "tokenizer.json": {"a list": b"[1]", "an unknown model": b'{"version": "1.0", "model": {"type": "nothing"}}'},
     "tokenizer_config.json": {
         "lists in lists": b"[" * 100_000,
-        "a token that is a number": b'{"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": 5}',
         "added tokens that are none": b'{"tokenizer_class": "PreTrainedTokenizerFast", "added_tokens_decoder": {"x": 1}}',
     },
 }
@@ -92,12 +87,10 @@ def test_a_damaged_file_is_one_line(tmp_path, name):
 
 
 TEMPLATES = {
-    "one that does not parse": "{% for",
-    "one that raises": "{{ raise_exception('no\nsystem') }}",
+    "one that does not parse": "{% for", "one that raises": "{{ raise_exception('no\nsystem') }}",
     "one that looks where it may not": "{{ messages.__class__.__mro__ }}{{ ''.__class__.__subclasses__() }}",
-    "one without an end": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
-    "none": None,
-}
+    "one without an end": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "none": None,
+}  # fmt: skip
 
 
 def test_a_chat_template_that_fails_is_one_line():

@@ -83,16 +83,3 @@ def test_holes(name):
             continue
         wanted = tiny.greedy(model, inputs, **NEVER)
         assert torch.equal(tiny.assisted(model, inputs, draft, constant(4), **NEVER).sequences, wanted)
-
-
-@pytest.mark.full
-def test_a_text_may_fill_the_table_and_not_outgrow_it():
-    """Padding of a block's short rows reaches beyond it."""
-    model = model_of("mpt", max_seq_len=14 + 20)
-    inputs, draft = tiny.prompts((14, 14, 3)), tiny.draft_of(model, "rarely")
-    wanted = tiny.greedy(model, inputs, max_new_tokens=21, **NEVER)
-    for gamma in (1, 7, 12):
-        out = tiny.assisted(model, inputs, draft, constant(gamma), max_new_tokens=21, **NEVER)
-        assert torch.equal(out.sequences, wanted)
-    with pytest.raises(ValueError, match=r"the target has 34 positions, and row \d needs more"):
-        tiny.assisted(model, inputs, draft, max_new_tokens=22, **NEVER)

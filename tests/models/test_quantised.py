@@ -75,35 +75,6 @@ def test_linear_layers_of_another_class(which):
         assert not torch.equal(text, tiny.greedy(model, tiny.prompts(RAGGED), **NEVER)), "four bits must matter"
 
 
-@pytest.mark.full
-def test_other_forwards_of_a_quantised_target():
-    """An early exit of it, several prompts as a stream, sampling, a stop that looks at each token."""
-    four = hla.enable(packed(tiny.shared("llama")))
-    check(four, hla.early_exit(four, 1), gammas=(5,))
-    check(four, tiny.shared("llama"), gammas=(5,), policy="svip")
-    draft, text = tiny.shared("llama"), tiny.prompts((9,))["input_ids"][0].tolist()
-    made = {"assistant_model": draft, "lossy_policy": "strict", "max_new_tokens": 8, "do_sample": False, **NEVER}
-    out = list(hla.generate_many(four, [text], **made))[0]
-    assert out.token_ids == tiny.greedy(four, tiny.prompts((9,)), max_new_tokens=8, **NEVER)[0, 9:].tolist()
-    sampled = four.generate(**tiny.prompts(RAGGED), **made | {"do_sample": True})
-    assert sampled.shape == (4, 14 + 8)
-
-
-@pytest.mark.parametrize("kind", ["Int8DynamicActivationInt8WeightConfig", "IntxWeightOnlyConfig"])
-def test_torchao(kind):
-    """Weights and activations of eight bits (each token's by itself), and weights of four bits."""
-    quantization = pytest.importorskip("torchao.quantization")
-    made = getattr(quantization, kind, None)
-    if made is None:
-        pytest.skip(f"this torchao has no {kind}")
-    config = made(weight_dtype=torch.int4) if kind.startswith("Intx") else made()
-    model = tiny.build("llama").float()
-    quantised = copy.deepcopy(model)
-    quantization.quantize_(quantised.model, config)
-    check(quantised, model, gammas=(1, 4), lowest=0.1)
-    check(model, quantised, gammas=(4,), lowest=0.1)
-
-
 @pytest.mark.parametrize("attention", ["flash_attention_2", "flex_attention"])
 def test_attention_without_masks_of_rows_is_sdpa_in_our_forwards(attention):
     model, draft, given = small.llama(), small.llama(), small.ragged() | {"max_new_tokens": 4, "do_sample": False}

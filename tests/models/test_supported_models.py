@@ -118,11 +118,8 @@ def test_a_vocabulary_is_what_the_output_layer_writes():
     )
     tiny_models.lively(model.eval(), 2)
     inputs = {
-        "input_ids": torch.tensor([[97, 3, 4, 5, 6]]),
-        "max_new_tokens": 12,
-        "do_sample": False,
-        "pad_token_id": 0,
-    }
+        "input_ids": torch.tensor([[97, 3, 4, 5, 6]]), "max_new_tokens": 12, "do_sample": False, "pad_token_id": 0,
+    }  # fmt: skip
     inputs |= {"eos_token_id": None, "bad_words_ids": [[5], [7, 8]], "repetition_penalty": 1.2}
     expected = model.generate(**inputs)
     with pytest.warns(UserWarning, match="Transformers' own assisted loop runs the policy"):

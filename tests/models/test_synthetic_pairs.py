@@ -13,11 +13,9 @@ import hf_lossy_assist as hla
 
 
 TINY = synthetic.Synthetic(
-    "tiny",
-    synthetic.Size("qwen3", 128, 64, 2, 4, 2, 32),
-    synthetic.Size("qwen2", 96, 64, 1, 2, 1, 48),
+    "tiny", synthetic.Size("qwen3", 128, 64, 2, 4, 2, 32), synthetic.Size("qwen2", 96, 64, 1, 2, 1, 48),
     vocabulary=1000,
-)
+)  # fmt: skip
 NEW = 120
 
 
@@ -70,20 +68,11 @@ def test_what_an_arm_had_to_read():
     args = argparse.Namespace(device="cpu", gamma=3, batch_sizes=[1], max_new_tokens=12)
     arms = {arm.name: arm for arm in arms_for(pair.target, pair.draft, args)}
     one_repeat(
-        [arms[name] for name in ("target", "assisted γ=3", "strict γ=3")],
-        pair.tokenizer,
-        pair.prompts,
-        args,
+        [arms[name] for name in ("target", "assisted γ=3", "strict γ=3")], pair.tokenizer, pair.prompts, args,
         pair.ends,
-    )
+    )  # fmt: skip
     of = [device.count_weight_bytes(model) + device.count_cache_bytes(model, 9) for model in (target, draft)]
     assert gpu.count_bytes(arms["target"], pair, 9) == 24 * of[0]
     assert gpu.count_bytes(arms["strict γ=3"], pair, 9) == 2 * (3 * of[0] + 9 * of[1])  # 4 tokens a round
     assert gpu.count_bytes(arms["assisted γ=3"], pair, 9) is None
     assert arms["strict γ=3"].texts == arms["target"].texts
-
-
-def test_a_share_is_from_0_to_1():
-    for wrong in (-0.1, 1.5):
-        with pytest.raises(ValueError, match="^agreement: expected a number from 0 to 1, got"):
-            synthetic.models(TINY, wrong)

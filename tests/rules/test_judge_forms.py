@@ -24,11 +24,9 @@ def test_the_parts():
     )
     assert hla.AutoJudge(make_head(), 0.3) == policy and hla.AutoJudge(head, 1) == hla.AutoJudge(head, 1.0)
     others = (
-        hla.AutoJudge(head, 0.4),
-        hla.AutoJudge(make_head(bias=1.0), 0.3),
-        hla.AutoJudge(head, 0.3, 8),
+        hla.AutoJudge(head, 0.4), hla.AutoJudge(make_head(bias=1.0), 0.3), hla.AutoJudge(head, 0.3, 8),
         hla.LossyPolicy(),
-    )
+    )  # fmt: skip
     assert all(policy != other for other in others)
     assert policy.heads() == {"rule_head": head} and policy.rule.features == head.config.features
     assert not hla.AutoJudge(head, 0).lossless, "the class says it, not the value"

@@ -21,13 +21,9 @@ def linear(rows: int, tokens: int, start: float = 0.1, token: float = 0.01) -> F
 def test_rounds_without_drafts_are_the_measure():
     """2 rows of 4 and 6 tokens: the first comes with the prompt, then 3 rounds of both rows and 2 of one."""
     reads = [
-        PROMPT,
-        ForwardRecord(2, 12, 0.9),
-        ForwardRecord(2, 2, 0.3),
-        ForwardRecord(2, 2, 0.2),
-        ForwardRecord(2, 2, 9.0),
-        ForwardRecord(1, 6, 0.5),
-    ]
+        PROMPT, ForwardRecord(2, 12, 0.9), ForwardRecord(2, 2, 0.3), ForwardRecord(2, 2, 0.2),
+        ForwardRecord(2, 2, 9.0), ForwardRecord(1, 6, 0.5),
+    ]  # fmt: skip
     found = estimate_target_alone(reads, [4, 6], prefill=0.5)
     assert found.kind == "measured"
     assert found.seconds == pytest.approx(0.5 + 1.0 + 5 * 0.3)  # the median; for one row it is taken for as much

@@ -122,13 +122,10 @@ def test_what_a_call_is_remembered_by():
     kinds, draft = [], tiny.draft_of(model, "often")
     stop = Fallback(Constant(3))
     calls = [
-        ({"rule": {"name": "top_k", "k": 1}}, {}),
-        ({"rule": {"name": "top_k", "k": 9}}, {}),
-        ({}, {}),
-        ({}, {"drafter": "composite"}),
-        ({}, {"do_sample": True, "temperature": 0.2}),
+        ({"rule": {"name": "top_k", "k": 1}}, {}), ({"rule": {"name": "top_k", "k": 9}}, {}), ({}, {}),
+        ({}, {"drafter": "composite"}), ({}, {"do_sample": True, "temperature": 0.2}),
         ({}, {"do_sample": True, "temperature": 2.0}),
-    ]
+    ]  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FallbackRun, "pair", lambda *args: kinds.append(args[-1]))
         for _ in range(2):

@@ -57,11 +57,8 @@ def state_head() -> hla.Head:
 
 
 SHY = {
-    "name": "confidence",
-    "threshold": 0.3,
-    "max_draft": 20,
-    "reads": "probability",
-}  # in the forms of stops around it
+    "name": "confidence", "threshold": 0.3, "max_draft": 20, "reads": "probability",
+}  # in the forms of stops around it  # fmt: skip
 
 CASES = {
     "constant": Case(

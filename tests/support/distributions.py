@@ -67,12 +67,13 @@ PROMPT = torch.tensor([[3, 4]])
 
 
 @cache
-def target_law(warpers: tuple) -> torch.Tensor:
+def target_law(warpers: tuple, target=None) -> torch.Tensor:
     """The law (SIZE³,) of three tokens behind the prompt, from the target's own logits."""
+    target = target or pair()[0]
     law, texts = torch.ones(1, dtype=torch.float64), PROMPT
     for _ in range(NEW):
         with torch.no_grad():
-            scores = LogitsProcessorList(warpers)(texts, pair()[0](texts).logits[:, -1])
+            scores = LogitsProcessorList(warpers)(texts, target(texts).logits[:, -1])
         law = (law[:, None] * scores.double().softmax(-1)).flatten()
         texts = torch.cat([texts.repeat_interleave(SIZE, 0), torch.arange(SIZE).repeat(len(texts))[:, None]], dim=1)
     return law

@@ -9,19 +9,12 @@ import pytest
 import torch
 from support import hybrids, small, tiny
 from support.refusals import refused
-from transformers import (
-    LogitsProcessorList,
-    RepetitionPenaltyLogitsProcessor,
-)
+from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
 from transformers.generation import SuppressTokensLogitsProcessor
 
 from hf_lossy_assist import demo
 from hf_lossy_assist.methods.autojudge import draft_predictions
-from hf_lossy_assist.methods.autojudge.draft_predictions import (
-    DraftPredictions,
-    Sampler,
-    prepare_decoding,
-)
+from hf_lossy_assist.methods.autojudge.draft_predictions import DraftPredictions, Sampler, prepare_decoding
 from hf_lossy_assist.methods.autojudge.mine import MiningLoop, make_end_test
 from hf_lossy_assist.methods.autojudge.search import Continue, Mined
 from hf_lossy_assist.tasks.math import GSM8K

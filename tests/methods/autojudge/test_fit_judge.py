@@ -31,14 +31,7 @@ from hf_lossy_assist.methods.autojudge.fit import LABEL, JudgeReport, fit_autoju
 
 PROBLEMS = 96
 QUICK = JudgeSettings(grid=(1e-2, 1e-4))
-SETTINGS = {
-    "do_sample": False,
-    "temperature": 1.0,
-    "top_k": 0,
-    "top_p": 1.0,
-    "max_new_tokens": 60,
-    "seed": 0,
-}
+SETTINGS = {"do_sample": False, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "max_new_tokens": 60, "seed": 0}
 models = cache(demo.load)
 
 

@@ -1,8 +1,10 @@
-"""Proves that `generate` runs AutoJudge: against a slow version of it with plain forwards, and beside other parts of a policy.
+"""Proves that `generate` runs AutoJudge: against a slow version of it with plain forwards, by what its head reads, and beside other parts of a policy.
 
 Garipov et al., "AutoJudge: Judge Decoding Without Manual Annotation" (huggingface.co/papers/2504.20039), §3.3.
 """
 
+import itertools
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +13,9 @@ import torch
 from support import small, tiny
 from support.judge_rounds import (
     BOTH,
+    EVEN,
     ONE,
+    POSITIONS,
     RAGGED,
     SPECS,
     Recorder,
@@ -27,7 +31,7 @@ from support.judge_rounds import (
 )
 from support.refusals import refused
 from support.slow_loop import assert_same, texts
-from support.tiny import NEVER_EMITTED, NEW, assisted, prompts
+from support.tiny import NEVER_EMITTED, NEW, assisted, greedy, prompts
 from transformers import StoppingCriteria
 
 import hf_lossy_assist as hla
@@ -74,6 +78,90 @@ def test_greedy_is_the_papers_loop(name, threshold, window, spec):
         assert texts(alone, 14) == [expected[3][0]]
         assert_same(alone.speculation.rows, [expected[3][1]])
     assert lossy > 2
+
+
+# -- what the head reads -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "spec"),
+    [
+        ("llama", FeatureSpec("both", "token")),
+        pytest.param("llama", FeatureSpec("both", "predicting"), marks=pytest.mark.full),
+        pytest.param("llama", FeatureSpec("draft", "token"), marks=pytest.mark.full),
+        pytest.param("llama", FeatureSpec("target", "predicting"), marks=pytest.mark.full),
+        pytest.param("gpt2", FeatureSpec("both", "token"), marks=pytest.mark.full),
+    ],
+    ids=case_id,
+)
+def test_features_are_those_of_plain_forwards(name, spec, rounds):
+    """Prompts of one length, whose first block brings them along, and ragged ones; rows that end at different times."""
+    target, draft = tiny.shared(name), draft_of(name)
+    stops = [Constant(6), SVIP(h=0.6, max_draft=8)] if name == "llama" else [Constant(6)]
+    eos = find_eos(target, RAGGED)
+    lossy, seen = 0, Counter()
+    for lengths, stop in itertools.product((EVEN, RAGGED), stops):
+        rounds.clear()
+        head = Recorder(make_judge(name, "rarely", spec))
+        out = assisted(target, prompts(lengths), draft, AutoJudge(head, 0.5, stop=stop), eos_token_id=eos)
+        assert check_features(rounds, head, target, draft) >= 15
+        seen += out.speculation.total().steps
+        lossy += out.speculation.num_lossy_accepts
+        if isinstance(stop, SVIP):
+            assert any(n < r.tokens.shape[1] for r in rounds for n in r.drafted), "no row stopped before another"
+    assert lossy > 0 and len({n for _, n in seen}) > 2, "rounds of one kind prove little"
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+def test_features_of_an_inner_layer_and_of_models_of_different_size(position, rounds):
+    """The draft's numbers come first; `layer=1, norm=False` is Transformers' `hidden_states[1]`."""
+    target, draft = tiny.shared("llama"), tiny.build("gpt2", seed=3, n_embd=16)
+    spec = FeatureSpec("both", position, 1, False)
+    head = LinearHead(HeadConfig(48, polarity="important", features=spec, threshold=0.5)).eval()
+    with torch.no_grad():
+        head.linear.weight *= 0.1
+    recorder = Recorder(head)
+    assisted(target, prompts(RAGGED), draft, AutoJudge(recorder, window=5), eos_token_id=NEVER_EMITTED)
+    assert check_features(rounds, recorder, target, draft) >= 10
+
+
+def test_features_where_the_draft_is_the_target_itself(rounds):
+    """Two taps on one model; and a prompt of one token, which has nothing to bring along."""
+    target = tiny.shared("llama")
+    for lengths in ((1,), EVEN):
+        rounds.clear()
+        head = Recorder(make_judge("llama", "always", BOTH))
+        out = assisted(target, prompts(lengths), target, AutoJudge(head, 0.5, window=4), eos_token_id=NEVER_EMITTED)
+        assert check_features(rounds, head, target, target) > 10 and out.speculation.num_lossy_accepts == 0
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("spec", "settings"),
+    [
+        (BOTH, {}),  # of a hybrid
+        (FeatureSpec("target", "token"), {"prompt_lookup_num_tokens": 3}),
+        (FeatureSpec("target", "predicting"), {"assistant_early_exit": 1}),
+    ],
+)
+def test_features_of_a_hybrid_and_with_transformers_candidate_generators(spec, settings, rounds):
+    """Early exit drafts with the target itself, whose forwards must not be taken for those that verify."""
+    target, draft, name = tiny.build("llama", seed=4), None, "llama"
+    if not settings:
+        target, draft, name = tiny.shared("lfm2"), draft_of("lfm2"), "lfm2"
+    head = Recorder(make_judge(name, "rarely", spec))
+    more = {"max_new_tokens": 60, "eos_token_id": NEVER_EMITTED} | settings
+    out = assisted(target, prompts(ONE), draft, AutoJudge(head, 0.5, window=4), **more)
+    assert check_features(rounds, head, target, draft) >= 10 and 0 < out.speculation.num_lossy_accepts
+
+
+def test_features_with_another_tokenizer(rounds):
+    target, settings = small.llama(), foreign()
+    head = Recorder(constant_head(0.2, "target", threshold=0.5))
+    out = assisted(target, small.one(), None, AutoJudge(head, window=4), **settings)
+    assert check_features(rounds, head, target, None) > 0 and out.speculation.num_lossy_accepts > 0
+    zero = assisted(target, small.one(), None, AutoJudge(head, 0, 4), **settings)
+    assert torch.equal(zero.sequences, greedy(target, small.one()))
 
 
 # -- neutral --------------------------------------------------------------------------------------------------------------
@@ -198,28 +286,20 @@ def test_a_head_that_reads_the_draft_needs_one():
 
 def test_heads_of_other_models_are_refused():
     target, draft = tiny.shared("llama"), draft_of("llama")
-    other = tiny.build("llama", seed=3, num_hidden_layers=1)
-    ours, other_identity = hla.ModelIdentity.of(target), hla.ModelIdentity.of(other)
-    cases = {
-        "made for the target.*num_layers 1 there, 2 here": constant_head(0.5, target=other_identity),
-        "made for the draft.*num_layers 1 there, 2 here": constant_head(0.5, target=ours, draft=other_identity),
-        "layer 5 .* 2 blocks": LinearHead(
-            HeadConfig(32, polarity="important", features=FeatureSpec("target", layer=5, norm=False))
-        ),
-    }
-    for words, head in cases.items():
-        refused(lambda h=head: assisted(target, prompts(ONE), draft, AutoJudge(h, 0.5)), words)
-    tokenizer, strange = small.tokenizer(), constant_head(0.5, tokenizer_hash="0" * 64)
-    refused(
-        lambda: assisted(target, prompts(ONE), draft, AutoJudge(strange, 0.5), tokenizer=tokenizer),
-        "tokenizer of hash 000000",
-    )
-    refused(lambda: assisted(target, prompts(ONE), draft, "autojudge"), "the method autojudge takes head, ")
+    ours, other = map(hla.ModelIdentity.of, (target, tiny.build("llama", seed=3, num_hidden_layers=1)))
+    deep = LinearHead(HeadConfig(32, polarity="important", features=FeatureSpec("target", layer=5, norm=False)))
+    for words, head in (
+        ("made for the target.*num_layers 1 there, 2 here", constant_head(0.5, target=other)),
+        ("made for the draft.*num_layers 1 there, 2 here", constant_head(0.5, target=ours, draft=other)),
+        ("layer 5 .* 2 blocks", deep),
+        ("tokenizer of hash 000000", constant_head(0.5, tokenizer_hash="0" * 64)),
+    ):
+        policy = AutoJudge(head, 0.5)
+        refused(lambda: assisted(target, prompts(ONE), draft, policy, tokenizer=small.tokenizer()), words)  # noqa: B023
     refused(lambda: assisted(target, prompts(ONE), draft, constant_head(0.5)), "names no threshold")
     assert hooks(target, draft) == 0
-    assert assisted(
-        target, prompts(ONE), draft, AutoJudge(constant_head(0.5, target=ours, draft=ours), 0.5)
-    ).sequences.shape
+    fitting = AutoJudge(constant_head(0.5, target=ours, draft=ours), 0.5)
+    assert assisted(target, prompts(ONE), draft, fitting).sequences.shape
 
 
 def test_a_head_of_the_target_alone_goes_with_any_draft():
@@ -238,21 +318,20 @@ class Broken(StoppingCriteria):
 
 
 @pytest.mark.full
-def test_nothing_stays_behind(rounds):
+@pytest.mark.parametrize(("spec", "sampled"), [(BOTH, False), (FeatureSpec("target"), True)], ids=case_id)
+def test_nothing_stays_behind(spec, sampled):
     """No hook on either model, after a call and after one that raised; and heads can be trained on."""
     target, draft = tiny.build("llama"), tiny.noisy(tiny.shared("llama"), 0.3)
-    for spec, sampled in ((BOTH, False), (FeatureSpec("target"), True)):
-        head = make_judge("llama", "rarely", spec)
-        doubt = LinearHead(HeadConfig(32))
-        policy = AutoJudge(head, 0.5, stop=HeadStop(doubt, 0.5, 6))
-        assisted(target, prompts(RAGGED), draft, policy, do_sample=sampled)
-        assert hooks(target, draft) == 0
-        with pytest.raises(RuntimeError, match="broken criterion"):
-            assisted(target, prompts(RAGGED), draft, policy, stopping_criteria=[Broken()])
-        assert hooks(target, draft) == 0
-        for module, size in ((head, head.config.hidden_size), (doubt, 32)):
-            assert not any(p.is_inference() for p in module.parameters())
-            module.zero_grad()
-            module(torch.randn(4, size)).sum().backward()
-            assert module.linear.weight.grad.abs().sum() > 0
-            module.zero_grad(set_to_none=True)
+    head, doubt = make_judge("llama", "rarely", spec), LinearHead(HeadConfig(32))
+    policy = AutoJudge(head, 0.5, stop=HeadStop(doubt, 0.5, 6))
+    assisted(target, prompts(RAGGED), draft, policy, do_sample=sampled)
+    assert hooks(target, draft) == 0
+    with pytest.raises(RuntimeError, match="broken criterion"):
+        assisted(target, prompts(RAGGED), draft, policy, stopping_criteria=[Broken()])
+    assert hooks(target, draft) == 0
+    for module in (head, doubt):
+        assert not any(p.is_inference() for p in module.parameters())
+        module.zero_grad()
+        module(torch.randn(4, module.config.hidden_size)).sum().backward()
+        assert module.linear.weight.grad.abs().sum() > 0
+        module.zero_grad(set_to_none=True)

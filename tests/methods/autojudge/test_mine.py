@@ -1,7 +1,10 @@
-"""Proves what a mined dataset says with plain forwards and `generate`, and that the batch does not change it."""
+"""Proves what a mined dataset says with plain forwards and `generate`, that the batch does not change it, and that a fit checks its record."""
 
 import json
 import math
+import os
+import re
+import shutil
 import time
 from dataclasses import replace
 from functools import partial
@@ -12,23 +15,16 @@ import pytest
 import torch
 from datasets import Value, load_from_disk
 from support import eagle, small
+from support.collecting import record
 from support.hub_server import card_problems
-from support.mining import (
-    COUNT,
-    NEW,
-    SETTINGS,
-    SOURCE,
-    TASK,
-    found,
-    loaded,
-    local,
-    undisturbed,
-)
+from support.mining import COUNT, NEW, SETTINGS, SOURCE, TASK, found, loaded, local, undisturbed
 from support.refusals import refused
 from transformers import RwkvConfig, RwkvForCausalLM
 
-from hf_lossy_assist.methods.autojudge.dataset import RECORD
-from hf_lossy_assist.methods.autojudge.mine import MineSettings, mine
+from hf_lossy_assist.methods.autojudge.dataset import RECORD, explain_nothing, summarise
+from hf_lossy_assist.methods.autojudge.fit import fit_autojudge
+from hf_lossy_assist.methods.autojudge.mine import FIRST, MineSettings, mine
+from hf_lossy_assist.methods.autojudge.search import Mined
 from hf_lossy_assist.tasks.base import AnswerTask, Problem
 from hf_lossy_assist.tasks.load import DemoTask
 
@@ -213,3 +209,107 @@ def test_what_cannot_be_mined_is_refused_before_anything_is_written(tmp_path):
         args = target_, draft, small.tokenizer(), given, given.problems(), tmp_path / "data"
         refused(partial(mine, *args, **{"settings": MineSettings(8)} | options), says)
         assert list(tmp_path.iterdir()) == [], says
+
+
+# -- the record, which a fit checks -------------------------------------------------------------------------------------
+
+
+def refusal(folder, **models):
+    """The line that a fit refuses a set with."""
+    m = loaded()
+    with pytest.raises(ValueError) as error:
+        fit_autojudge(folder, folder.parent / "judge", models.get("target", m.target), m.draft, m.tokenizer)
+    assert "\n" not in str(error.value) and not (folder.parent / "judge").exists()
+    return str(error.value)
+
+
+def changed(where, change=lambda row: row, **facts):
+    """A copy of a mined set, with rows and record changed."""
+    mined, out = undisturbed()[0], where / "mined"
+    load_from_disk(str(mined)).map(change, load_from_cache_file=False).save_to_disk(str(out))
+    shutil.copy(mined / "README.md", out)
+    record(out, RECORD, json.loads((mined / RECORD).read_text()) | facts)
+    return out
+
+
+def test_a_sets_record_is_that_of_the_models(tmp_path):
+    """A set that was not changed goes on to the split, and so does one of an older version, without hashes of the weights."""
+    older = {f"{role}_{what}": None for role in ("target", "draft") for what in ("weights", "dtype")}
+    for number, facts in enumerate(({}, older)):
+        assert "at least 8 are needed" in refusal(changed(tmp_path / str(number), **facts))
+    cut = json.loads((undisturbed()[0] / RECORD).read_text())["found"] | {"cut_by_seconds": 3}
+    line = refusal(changed(tmp_path / "cut", found=cut))  # to mine more is no help there
+    assert line.endswith("mine more; 3 of 6 problems were cut off at --max-seconds: raise it")
+    for role in ("target", "draft"):
+        line = refusal(changed(tmp_path / role, **{f"{role}_weights": "0" * 64}))
+        assert f"made for the {role} demo-{role}" in line and "other weights under the same name" in line
+
+
+@pytest.mark.parametrize("beyond", [False, True])
+def test_a_token_id_that_no_vocabulary_has_is_refused(tmp_path, beyond):
+    token = loaded().target.config.vocab_size if beyond else -1
+    for column in ("prompt_ids", "response_ids", "target_token", "draft_token"):
+
+        def change(row, column=column):
+            if isinstance(row[column], list):
+                return row | {column: [*row[column], token]}
+            elsewhere = row["response_ids"][row["position"]] != row[column]  # the response is to hold one of the two
+            return row | {column: token} if elsewhere else row
+
+        line = refusal(changed(tmp_path / column, change))
+        assert re.search(rf"the dataset has the token id {token}, expected 0 to \d+: mine it again", line)
+
+
+# -- nothing is found -----------------------------------------------------------------------------------------------------
+
+
+def mined(length, answer=None):
+    return Mined(0, "p", [1], [5] * length, [5] * length, answer)
+
+
+def test_responses_that_were_cut_are_counted_apart():
+    found = summarise([mined(8), mined(8, "3"), mined(7), mined(8)], 8)
+    assert (found["problems_without_answer"], found["cut_without_answer"]) == (3, 2)
+
+
+UNSEARCHED = "of 4 problems were not searched: the target's response has no answer that the task finds"
+LATE = "of 4 problems were cut off at --max-seconds: raise it"
+CAUSES = (
+    ((4, 4), f"4 {UNSEARCHED}, 4 were cut short: raise --max-new-tokens"),
+    ((4, 0), f"4 {UNSEARCHED}, 0 were cut short: ask for its form in the prompts (--chat, --shots)"),
+    ((1, 1, 2), f"1 {UNSEARCHED}, 1 were cut short: raise --max-new-tokens; 2 {LATE}"),
+    ((0, 0, 4), f"4 {LATE}"),
+    ((0, 0), "the draft guessed every token of 4 problems as the target does: mine more or harder problems, or take a "
+             "weaker draft"),
+)  # fmt: skip
+
+
+def test_the_cause_of_an_empty_dataset():
+    for counts, says in CAUSES:
+        names = ("problems_without_answer", "cut_without_answer", "cut_by_seconds")
+        assert explain_nothing({"problems": 4, "found": dict(zip(names, counts, strict=False))}) == says
+
+
+@pytest.mark.full
+def test_mining_that_found_nothing_says_why_and_frees_the_name(hf_lossy, tmp_path):
+    for options, why in (
+        (("--max-new-tokens", 4), f"2 {UNSEARCHED}, 2 were cut short: raise --max-new-tokens"),
+        (("--max-seconds", 1e-9), f"2 {LATE}"),
+    ):
+        line, why = (
+            hf_lossy("mine", "--limit", 2, *options, "--out", tmp_path / "mined").line,
+            why.replace("of 4", "of 2"),
+        )
+        assert line == f"hf-lossy: nothing to fit a judge to, and nothing is written: {why}"
+        assert os.listdir(tmp_path) == []
+    assert hf_lossy("mine", "--limit", 2, "--out", tmp_path / "mined").code == 0
+
+
+@pytest.mark.nightly
+@pytest.mark.filterwarnings("default:the first 8 problems")
+def test_a_run_that_finds_nothing_says_so_before_its_end(hf_lossy, tmp_path):
+    done = hf_lossy("mine", "--limit", FIRST + 1, "--max-seconds", 1e-9, "--out", tmp_path / "mined")
+    warning = f"warning: the first {FIRST} problems gave no mismatch: {FIRST} of {FIRST} problems were cut off at --max-seconds: raise it"
+    assert done.code == 2 and warning in done.err
+    done = hf_lossy("mine", "--limit", FIRST + 1, "--out", tmp_path / "mined")
+    assert done.code == 0 and "gave no mismatch" not in done.err

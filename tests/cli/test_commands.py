@@ -172,6 +172,7 @@ MISSING = [
     (["fit", "sprinter", "{tmp}/data", "--out", "{tmp}/x"], "matplotlib"),
     (["fit", "sprinter", "{tmp}/data", "--out", "{tmp}/x"], "datasets"),
     (["tune", "--out", "{tmp}/x"], "jinja2"),
+    (["profile", "--out", "{tmp}/x"], "sklearn"),
     (["generate", "--prompts", "{tmp}/x.jsonl", "--out", "{tmp}/x"], "pyarrow"),
 ]
 

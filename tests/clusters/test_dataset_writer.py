@@ -28,9 +28,8 @@ def sampling():
 
 def test_texts_are_those_of_generate_many(prompts):
     models = hla.demo.load()
-    many = hla.generate_many(
-        models.target, prompts, assistant_model=models.draft, lossy_policy="svip", tokenizer=models.tokenizer, max_new_tokens=24
-    )  # fmt: skip
+    settings = {"assistant_model": models.draft, "lossy_policy": "svip", "tokenizer": models.tokenizer}
+    many = hla.generate_many(models.target, prompts, max_new_tokens=24, **settings)
     alone = {result.index: result for result in many}
     found = Writer(**SETTINGS)(pa.table({"prompt": prompts, "of": range(5)})).to_pylist()
     assert [row["token_ids"] for row in found] == [alone[n].token_ids for n in range(5)]
@@ -56,23 +55,18 @@ def test_a_sampled_text_depends_on_the_id_of_its_row_alone(prompts, sampling):
 
 def test_broken_rows_get_an_error_and_the_others_their_texts(prompts, sampling):
     rows = [
-        {"id": 0, "prompt": prompts[0]},
-        {"id": 1, "prompt": None},
-        {"id": 2, "prompt": ""},
+        {"id": 0, "prompt": prompts[0]}, {"id": 1, "prompt": None}, {"id": 2, "prompt": ""},
         {"id": 3, "prompt": prompts[1], "max_new_tokens": 0},
         {"id": 4, "prompt": prompts[2], "max_new_tokens": 3},
         {"id": 5, "messages": [{"role": "user", "content": prompts[0]}]},
         {"id": 6, "messages": [{"role": "user", "content": None}]},
-    ]
+    ]  # fmt: skip
     turns = pa.list_(pa.struct({"role": pa.string(), "content": pa.string()}))
     schema = pa.schema({"id": pa.int64(), "prompt": pa.string(), "max_new_tokens": pa.int64(), "messages": turns})
     found = sampling(pa.Table.from_pylist(rows, schema)).to_pylist()
     errors = [row["error"] for row in found]
-    assert (
-        errors[0] is errors[4] is errors[5] is None
-        and len(found[4]["token_ids"]) == 3
-        and found[4]["finish_reason"] == "length"
-    )
+    assert errors[0] is errors[4] is errors[5] is None
+    assert len(found[4]["token_ids"]) == 3 and found[4]["finish_reason"] == "length"
     assert "expected a prompt or messages, got neither" in errors[1] and "no tokens" in errors[2]
     assert "max_new_tokens: expected" in errors[3] and "content" in errors[6]
     for row, error in zip(found, errors, strict=True):
@@ -84,15 +78,8 @@ def test_broken_rows_get_an_error_and_the_others_their_texts(prompts, sampling):
 def test_rows_of_json_that_have_other_types(sampling):
     rows = [{"messages": messages} for messages in ("a", ["a"], [{"role": "user", "content": "a " * 40_001}])]
     rows += [{"prompt": prompt} for prompt in (7, [10**9], ["a"], {"a": 1}, [5] * 40_001, "a " * 40_001)]
-    wrong = [
-        {"stop_strings": [3]},
-        {"hints": 3},
-        {"text": "there"},
-        {"error": None},
-        {"error": "before"},
-        {"top_p": 0.5},
-    ]
-    rows += [{"prompt": [5]} | fields for fields in wrong]
+    wrong = {"stop_strings": [[3]], "hints": [3], "text": ["there"], "error": [None, "before"], "top_p": [0.5]}
+    rows += [{"prompt": [5], name: value} for name, values in wrong.items() for value in values]
     for row, found in zip(rows, sampling.rows.write(rows), strict=True):
         assert found["error"] and "\n" not in found["error"] and found.keys() == row.keys() | {"error"}, row
         assert found["error"] not in (None, row.get("error")), row
@@ -133,14 +120,12 @@ def test_wrong_uses(prompts, sampling):
     for name in ("temperature", "max_tokens"):
         found = sampling(pa.table({"prompt": prompts[:2], name: [None, 1]}))["error"].to_pylist()
         assert found[0] is None and f"'{name}' in a row does nothing: a row has max_new_tokens" in found[1]
-    others = {"speed": [1], "hint": ["x"], "policy": ["of a bank"], "of": [object]}
-    assert sampling.rows.write([{"prompt": prompts[0]} | {name: value[0] for name, value in others.items()}])[0][
-        "text"
-    ]
 
 
 def test_other_columns_pass_unread(prompts, sampling):
     """Whether Python could hold them or not."""
+    others = {"speed": 1, "hint": "x", "policy": "of a bank", "of": object}
+    assert sampling.rows.write([{"prompt": prompts[0]} | others])[0]["text"]
     far = pa.array([10**13, 1], pa.timestamp("s"))
     found = sampling(pa.table({"prompt": prompts[:2], "when": far}))
     assert found["error"].to_pylist() == [None, None] and found["when"].chunk(0).equals(far)
@@ -165,17 +150,14 @@ def test_token_ids_in_an_array_are_those_of_a_list(sampling):
 
 
 @pytest.mark.full
-def test_the_writer_needs_none_of_the_servers_packages():
-    code = "import sys; sys.path.insert(0, sys.argv[1])\n"
-    code += "for name in ('starlette', 'uvicorn', 'prometheus_client'): sys.modules[name] = None\n"
-    code += "from hf_lossy_assist.ray import Writer; print(Writer.__name__)"
-    done = subprocess.run([sys.executable, "-c", code, str(commands.ROOT)], capture_output=True, text=True)
-    assert done.stdout == "Writer\n", done.stderr
-
-
-def test_without_ray_one_line_says_how_to_install_it(tmp_path):
-    """And the package imports none of it before it is used."""
-    code = "import sys; sys.modules['ray'] = None; sys.path.insert(0, sys.argv[1])\nimport hf_lossy_assist as hla\n"
-    tried = "try: hla.ray.Writer\nexcept ImportError as error: print(error)"
-    done = subprocess.run([sys.executable, "-c", code + tried, str(commands.ROOT)], capture_output=True, text=True)
-    assert done.stdout == "hf_lossy_assist.ray.Writer needs ray: pip install 'hf_lossy_assist[ray]'\n", done.stderr
+def test_the_packages_that_the_writer_needs():
+    """None of the server's; without Ray one line says how to install it, and the package imports none of it before it is used."""
+    tried = "try: print(hla.ray.Writer.__name__)\nexcept ImportError as error: print(error)"
+    for missing, expected in (
+        (("starlette", "uvicorn", "prometheus_client"), "Writer\n"),
+        (("ray",), "hf_lossy_assist.ray.Writer needs ray: pip install 'hf_lossy_assist[ray]'\n"),
+    ):
+        code = f"import sys; sys.path.insert(0, sys.argv[1])\nfor name in {missing}: sys.modules[name] = None\n"
+        code += f"import hf_lossy_assist as hla\n{tried}"
+        done = subprocess.run([sys.executable, "-c", code, str(commands.ROOT)], capture_output=True, text=True)
+        assert done.stdout == expected, done.stderr

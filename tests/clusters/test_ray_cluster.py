@@ -54,13 +54,9 @@ def test_rows_of_a_dataset_while_a_node_dies_and_another_joins(connected):
 
     rows = [{"id": n, "prompt": problem.prompt} for n, problem in enumerate(hla.demo.problems(24, seed=7))]
     rows[5]["prompt"] = ""
-    written = ray.data.from_items(rows, override_num_blocks=12).map_batches(
-        Writer,
-        fn_constructor_kwargs=SETTINGS,
-        compute=ray.data.ActorPoolStrategy(size=3),
-        batch_size=2,
-        batch_format="pyarrow",
-    )
+    compute, settings = ray.data.ActorPoolStrategy(size=3), {"batch_size": 2, "batch_format": "pyarrow"}
+    written = ray.data.from_items(rows, override_num_blocks=12)
+    written = written.map_batches(Writer, fn_constructor_kwargs=SETTINGS, compute=compute, **settings)
     found = []
     for block in written.iter_batches(batch_size=None, batch_format="pyarrow"):
         if not found:
@@ -75,10 +71,8 @@ def test_rows_of_a_dataset_while_a_node_dies_and_another_joins(connected):
 def test_units_of_mining_while_a_node_dies_and_another_joins(connected, hf_lossy, tmp_path):
     command = ("mine", "--task", "demo", "--limit", 9, "--max-new-tokens", 80, "--batch-size", 2, "--out")
     assert hf_lossy(*command, tmp_path / "alone").code == 0
-    done, part = [], tmp_path / "found.partial"
-    job = threading.Thread(
-        target=lambda: done.append(hf_lossy(*command, tmp_path / "found", "--ray", "auto")), daemon=True
-    )
+    done, part, words = [], tmp_path / "found.partial", (*command, tmp_path / "found", "--ray", "auto")
+    job = threading.Thread(target=lambda: done.append(hf_lossy(*words)), daemon=True)
     job.start()
     while job.is_alive() and not list(part.glob("[0-9]*.json")):
         time.sleep(0.05)
@@ -99,24 +93,22 @@ def test_parts_of_texts(cluster, hf_lossy, tmp_path):
     found = tmp_path / "found"
     done = hf_lossy(*command, found, "--ray", cluster.address)
     assert done.code == 0, done.err
-    files = {
-        folder: [(folder / f"0000{n}.jsonl").read_text() for n in range(2)] for folder in (tmp_path / "alone", found)
-    }
-    assert files[found] == files[tmp_path / "alone"]
-    rows = [json.loads(line) for text in files[found] for line in text.splitlines()]
+    alone, files = (
+        [(folder / f"0000{n}.jsonl").read_text() for n in range(2)] for folder in (tmp_path / "alone", found)
+    )
+    assert files == alone
+    rows = [json.loads(line) for text in files for line in text.splitlines()]
     assert [row["id"] for row in rows] == list(range(40)) and [row["id"] for row in rows if row["error"]] == [3]
-
-
-COMPARE = ("compare", "--limit", 5, "--max-new-tokens", 16, "--no-static", "--batch-size", "1,2")
-DRAFTS = ("--assistant", "demo", "--assistant", "suffix")
 
 
 @pytest.mark.nightly
 def test_what_is_compared(connected, hf_lossy, tmp_path):
     """All but the seconds is one process's; the machine is that of the workers."""
+    command = ("compare", "--limit", 5, "--max-new-tokens", 16, "--no-static", "--batch-size", "1,2", "--out")
+    drafts = ("--assistant", "demo", "--assistant", "suffix", "--policies", "strict,svip")  # no clock decides
     found = {}
     for name, more in (("alone", ()), ("cluster", ("--ray", "auto"))):
-        done = hf_lossy(*COMPARE, *DRAFTS, "--out", tmp_path / name, *more)
+        done = hf_lossy(*command, tmp_path / name, *drafts, *more)
         assert done.code == 0, done.err
         lines = [json.loads(line) for line in (tmp_path / name / "answers.jsonl").read_text().splitlines()]
         fields = ("token_ids", "right", "num_accepted_draft_tokens", "target_calls")
@@ -126,21 +118,8 @@ def test_what_is_compared(connected, hf_lossy, tmp_path):
 
 
 @pytest.mark.nightly
-def test_a_worker_that_cannot_work_is_named(connected):
-    """With models that the job sends."""
-    from hf_lossy_assist.ray import Workers
-    from hf_lossy_assist.server.named_drafters import load_pair
-
-    def work(models, numbers, tell):
-        raise ValueError(f"{models[0].config.name_or_path} cannot do unit {numbers[0]}")
-
-    with pytest.raises(ValueError, match=r"^worker \d+ on [\d.]+: demo-target cannot do unit 7$"):
-        Workers().run(work, load_pair(None, None, "auto", "cpu"), [7], print, ("writing", "parts"))
-
-
-@pytest.mark.nightly
-def test_a_unit_that_ends_its_workers(connected):
-    """It ends the job, once tried six times; the other units are written, with which `--resume` goes on."""
+def test_a_worker_that_cannot_work_is_named_and_a_unit_that_ends_its_workers_ends_the_job(connected):
+    """With models that the job sends; once tried six times. The other units are written, with which `--resume` goes on."""
     from hf_lossy_assist.ray import Workers
     from hf_lossy_assist.server.named_drafters import load_pair
 
@@ -148,9 +127,15 @@ def test_a_unit_that_ends_its_workers(connected):
         for number in numbers:
             if number == 2:
                 os._exit(7)
+            if number == 7:
+                raise ValueError(f"{models[0].config.name_or_path} cannot do unit {number}")
             yield number, number**2
 
-    written = {}
-    with pytest.raises(ValueError, match="^Ray ended the job: "):
-        Workers().run(work, load_pair(None, None, "auto", "cpu"), range(4), written.__setitem__, ("writing", "parts"))
+    models, written = load_pair(None, None, "auto", "cpu"), {}
+    for units, words in (
+        ([7], r"^worker \d+ on [\d.]+: demo-target cannot do unit 7$"),
+        (range(4), "^Ray ended the job: "),
+    ):
+        with pytest.raises(ValueError, match=words):
+            Workers().run(work, models, units, written.__setitem__, ("writing", "parts"))
     assert written.items() <= {0: 0, 1: 1, 3: 9}.items()

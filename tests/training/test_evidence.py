@@ -1,4 +1,4 @@
-"""What is said beside a head's figures that are of few tokens, or do not show that it is better than chance: last lines, card and config."""
+"""Lines on screen, card and config beside a head whose figures are of few tokens, or do not show that it is better than chance."""
 
 import pytest
 from support.collecting import drawn, write

@@ -10,7 +10,7 @@ import torch
 from datasets import Dataset
 from support.collecting import record
 from support.hub_server import card_problems
-from support.refusals import refused
+from support.refusals import names, refused
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import FeatureSpec, Head, HeadConfig, LinearHead, demo
@@ -53,9 +53,8 @@ def mismatches() -> list[dict[str, Any]]:
         with torch.no_grad():
             guesses = draft(out, attention_mask=mask).logits.argmax(dim=-1)[:, start - 1 : -1]
         for i, (answer, guess) in enumerate(zip(out[:, start:].tolist(), guesses.tolist(), strict=True)):
-            response = (
-                answer[: answer.index(tokenizer.eos_token_id) + 1] if tokenizer.eos_token_id in answer else answer
-            )
+            end = answer.index(tokenizer.eos_token_id) + 1 if tokenizer.eos_token_id in answer else len(answer)
+            response = answer[:end]
             found = [
                 {
                     "position": t,
@@ -159,9 +158,7 @@ def test_a_known_labelling_is_found(data, judged):
     assert report.evidence.counts == {"important": y.sum(), "unimportant": (~y).sum()}
     assert (report.mismatches, report.problems) == (len(mined), len(mined.texts))
     assert report.important == pytest.approx(float(mined.important.float().mean()))
-    for row in (
-        report.thresholds
-    ):  # a threshold is what the head said of some mismatch, on another day perhaps a last bit away
+    for row in report.thresholds:  # what the head said of some mismatch, on another day perhaps a last bit away
         low, high = row["threshold"] - 1e-6, row["threshold"] + 1e-6
         assert (scores[y] >= high).mean() <= row["recall"] <= (scores[y] >= low).mean()
         assert (scores[~y] < low).mean() <= row["accepted"] <= (scores[~y] < high).mean()
@@ -203,15 +200,14 @@ def tokens(problems, each, important):
     return problem, (np.arange(len(problem)) % each == 0) & (problem < important)
 
 
-def test_one_split_where_it_holds_out_enough_of_both():
+def test_folds():
+    """One split where it holds out enough of both; else as many folds as problems with each label, of one size, each problem once."""
     problem = np.arange(100).repeat(12)
-    half = np.arange(len(problem)) % 2 == 0  # 10 problems of 6 and 6 are held out: 60 of each
-    assert choose_folds(problem, half, 0) == 0
+    assert (
+        choose_folds(problem, np.arange(len(problem)) % 2 == 0, 0) == 0
+    )  # 10 problems of 6 and 6 are held out: 60 of each
     rare = np.arange(len(problem)) % 4 == 0  # 30 of one
     assert choose_folds(problem, rare, 0) == choose_folds(problem, ~rare, 0) == FOLDS
-
-
-def test_as_many_folds_as_problems_with_each_label():
     for important, folds in ((0, 0), (1, 0), (2, 2), (3, 3), (9, FOLDS)):
         problem, labels = tokens(40, 3, important)
         assert choose_folds(problem, labels, 0) == choose_folds(problem, ~labels, 0) == folds
@@ -221,9 +217,6 @@ def test_as_many_folds_as_problems_with_each_label():
     problem, labels = tokens(7, 3, 3)
     assert choose_folds(problem, labels, 0) == 0
     refused(lambda: split(problem, 0, 0, labels), "in 7 problems; at least 8")
-
-
-def test_folds_are_of_one_size_and_hold_each_problem_once():
     problem, labels = tokens(43, 2, 11)
     parts = split(problem, 4, 1, labels)
     assert (np.sum([held for _, held in parts], axis=0) == 1).all()
@@ -238,33 +231,25 @@ def test_the_chosen_threshold_keeps_the_recall_and_wins_most(goal):
     important = generator.random(500) < 0.2
     scores = (generator.beta(2, 5, 500) + 0.3 * important).clip(0, 1).astype(np.float32)
     rows, threshold = tabulate_thresholds(scores, important, goal)
-    assert [row["threshold"] for row in rows] == sorted({row["threshold"] for row in rows}) and len(
-        rows
-    ) <= 26 + 12 + 1
+    assert [row["threshold"] for row in rows] == sorted({row["threshold"] for row in rows})
+    assert len(rows) <= 26 + 12 + 1
     assert {0.005, 0.1, 0.5} <= {row["threshold"] for row in rows} and all(0 <= row["threshold"] < 1 for row in rows)
     for row in rows:
         assert row["recall"] == pytest.approx((scores[important] >= row["threshold"]).mean())
         assert row["accepted"] == pytest.approx((scores[~important] < row["threshold"]).mean())
     [chosen] = [row for row in rows if row["threshold"] == threshold]
     assert chosen["recall"] >= goal
-    worth = [r["recall"] + r["accepted"] for r in rows if r["recall"] >= goal]
-    assert chosen["recall"] + chosen["accepted"] >= max(worth) - 0.005  # four digits move one token at most
-    everywhere = [(scores[important] >= t).mean() + (scores[~important] < t).mean() for t in np.linspace(0, 1, 2001)
-                  if (scores[important] >= t).mean() >= goal]  # fmt: skip
-    assert chosen["recall"] + chosen["accepted"] >= max(everywhere) - 0.005
+    worth = [(row["recall"], row["accepted"]) for row in rows]
+    worth += [((scores[important] >= t).mean(), (scores[~important] < t).mean()) for t in np.linspace(0, 1, 2001)]
+    best = max(recall + accepted for recall, accepted in worth if recall >= goal)
+    assert chosen["recall"] + chosen["accepted"] >= best - 0.005  # four digits move one token at most
 
 
-def test_a_good_head_gives_up_no_recall_for_nothing():
+def test_thresholds_by_hand():
+    """A good head gives up no recall for nothing; a certain one gets none that accepts everything."""
     scores = np.array([0.1, 0.2, 0.3, 0.6, 0.7, 0.8, 0.9, 0.95, 0.97, 0.98, 0.99])
     rows, threshold = tabulate_thresholds(scores, scores > 0.5, 0.5)
-    assert threshold == 0.6 and next(r for r in rows if r["threshold"] == 0.6) == {
-        "threshold": 0.6,
-        "recall": 1.0,
-        "accepted": 1.0,
-    }
-
-
-def test_a_certain_head_gets_no_threshold_that_accepts_everything():
+    assert threshold == 0.6 and {"threshold": 0.6, "recall": 1.0, "accepted": 1.0} in rows
     rows, threshold = tabulate_thresholds(np.array([1.0, 1.0, 0.0, 0.0]), np.array([True, True, False, False]), 0.9)
     assert threshold == 0.9999 and rows[-1] == {"threshold": 0.9999, "recall": 1.0, "accepted": 1.0}
     rows, threshold = tabulate_thresholds(np.array([0.0, 0.0, 1.0]), np.array([True, False, False]), 1.0)
@@ -274,10 +259,9 @@ def test_a_certain_head_gets_no_threshold_that_accepts_everything():
 # -- the folder -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_heads_folder_is_whole(judged):
+def test_a_heads_folder_is_whole_and_says_what_it_is(judged):
     head, report, folder = judged
-    assert {p.name for p in folder.iterdir()} == {"README.md", "config.json", "model.safetensors"}
-    assert [p.name for p in folder.parent.iterdir()] == ["head"]
+    assert names(folder) == {"README.md", "config.json", "model.safetensors"} and names(folder.parent) == {"head"}
     back = Head.from_pretrained(folder)
     assert back.digest == head.digest and back.config == head.config and head.source == str(folder)
     card = (folder / "README.md").read_text()
@@ -292,10 +276,7 @@ def test_a_heads_folder_is_whole(judged):
     target, draft, _, tokenizer = models()
     back.check(target=target, draft=draft, tokenizer=tokenizer)
     assert hla.AutoJudge(back).rule.threshold == report.threshold
-
-
-def test_what_a_head_records(judged):
-    config, report = judged[0].config, judged[1]
+    config = head.config
     assert (config.method, config.polarity, config.label, config.kind) == ("autojudge", "important", LABEL, "linear")
     assert config.features == FeatureSpec("both", "token") and config.decoding == {"do_sample": False}
     assert (config.target.id, config.draft.id) == ("demo-target", "demo-draft")
@@ -334,9 +315,8 @@ def test_folds_under_a_strong_penalty_speak_on_one_scale(data, tmp_path):
     for row in report.thresholds:
         t = row["threshold"]
         if scores.min() < t < scores.max():
-            assert ((scores[y] >= t).mean(), (scores[~y] < t).mean()) == pytest.approx(
-                (row["recall"], row["accepted"]), abs=0.25
-            )
+            shares = (scores[y] >= t).mean(), (scores[~y] < t).mean()
+            assert shares == pytest.approx((row["recall"], row["accepted"]), abs=0.25)
     recall, accepted = (scores[y] >= report.threshold).mean(), (scores[~y] < report.threshold).mean()
     assert recall >= 0.85 and accepted > 0.5
 

@@ -21,9 +21,8 @@ PROMPTS = 52
 @pytest.mark.filterwarnings("ignore:the profile's seconds were taken on another machine:UserWarning")
 def test_the_demo(hf_lossy, tmp_path):
     """The README's commands, in small."""
-    done = hf_lossy(
-        "profile", "--out", tmp_path / "p", "--limit", PROMPTS, *SMALL, "--gamma", 2, "--top-k", 40, "--seed", 3
-    )
+    more = ("--limit", PROMPTS, "--gamma", 2, "--top-k", 40, "--seed", 3)
+    done = hf_lossy("profile", "--out", tmp_path / "p", *SMALL, *more)
     assert done.code == 0 and "…" not in done.out, done
     made = Profile.from_pretrained(tmp_path / "p")
     assert made.gamma == 3 and made.latency.batches.tolist() == [1, 2]
@@ -51,8 +50,7 @@ def test_the_demo(hf_lossy, tmp_path):
 @pytest.mark.nightly
 def test_custom_models(hf_lossy, tmp_path):
     """The demo's own folders, with prompts from a file, greedy."""
-    file = prompts_file(tmp_path, PROMPTS)
-    out = tmp_path / "p"
+    file, out = prompts_file(tmp_path, PROMPTS), tmp_path / "p"
     done = hf_lossy("profile", "--out", out, *DEMO, *COMPANION, "--prompts", file, *SMALL, "--gamma", 4, "--greedy")
     assert done.code == 0, done.err
     facts = json.loads((out / PROFILE).read_text())
@@ -92,8 +90,7 @@ def test_refused_in_one_line(hf_lossy, tmp_path):
 
 def test_a_companion_with_another_tokenizer(hf_lossy, tmp_path):
     """Its size is the same: only the ids tell."""
-    models = demo.load()
-    file = prompts_file(tmp_path, PROMPTS)
+    models, file = demo.load(), prompts_file(tmp_path, PROMPTS)
     models.companion.save_pretrained(tmp_path / "companion")
     vocabulary = sorted(models.tokenizer.get_vocab().items(), key=lambda pair: pair[1])
     swapped = [token for token, _ in vocabulary[4:]][::-1]
@@ -104,12 +101,3 @@ def test_a_companion_with_another_tokenizer(hf_lossy, tmp_path):
     other_tokenizer(words()).save_pretrained(tmp_path / "companion")  # no token in common but the special ones
     assert "another tokenizer" in hf_lossy("profile", *given, *SMALL).line
     assert not (tmp_path / "x").exists()
-
-
-def test_a_missing_extra_is_named(hf_lossy, tmp_path, monkeypatch):
-    import importlib.util
-
-    real = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "sklearn" else real(name, *a))
-    line = hf_lossy("profile", "--out", tmp_path / "x").line
-    assert "sklearn" in line and "pip install 'hf_lossy_assist[train]'" in line

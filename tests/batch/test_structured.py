@@ -107,9 +107,8 @@ def test_one_object_serves_many_calls_here_and_in_transformers(target, ways):
         if len(inputs["input_ids"]) == 1:
             assert torch.equal(type(target).generate(target, **inputs, assistant_model=draft, **settings), expected)
             with hla.in_transformers_loop(target, "svip"):
-                assert torch.equal(
-                    type(target).generate(target, **inputs, assistant_model=draft, **settings), expected
-                )
+                found = type(target).generate(target, **inputs, assistant_model=draft, **settings)
+            assert torch.equal(found, expected)
 
 
 PROMPTS = [schemas.one(5 + n, seed=n)["input_ids"][0].tolist() for n in range(8)]
@@ -123,9 +122,8 @@ def new_tokens(target, prompt, source):
 def test_generate_many_with_one_for_all_and_one_for_each(target, ways, way):
     settings = {"max_rows": 3} | ways[way] | SETTINGS
     found = hla.generate_many(target, PROMPTS, logits_processor=ours(SOURCES[1]), **settings)
-    assert {r.index: r.token_ids for r in found} == {
-        n: new_tokens(target, p, SOURCES[1]) for n, p in enumerate(PROMPTS)
-    }
+    expected = {n: new_tokens(target, prompt, SOURCES[1]) for n, prompt in enumerate(PROMPTS)}
+    assert {result.index: result.token_ids for result in found} == expected
     expected = {n: new_tokens(target, *pair) for n, pair in enumerate(zip(PROMPTS, SOURCES, strict=True))}
     if way == "model":
         prompts = [{"prompt": p, "logits_processor": ours(s)} for p, s in zip(PROMPTS, SOURCES, strict=True)]
@@ -203,48 +201,33 @@ def test_sampled_texts_have_the_targets_distribution_within_the_grammar(monkeypa
 
 
 WRONG = (
-    ({"type": "nope"}, "Unsupported type"),
-    ({"$ref": "#/$defs/nowhere"}, "Cannot find field"),
+    ({"type": "nope"}, "Unsupported type"), ({"$ref": "#/$defs/nowhere"}, "Cannot find field"),
     ({"$ref": "#/x", "x": {"not": {}}}, "within the schema alone"),
     ({"$ref": "http://x.y/z.json"}, "within the schema alone"),
     ({"$ref": "#x", "$defs": {"y": {"$anchor": "x"}}}, "within the schema alone"),
     ({"type": "string", "format": "email"}, "\"format\" 'email' is not held"),
     ({"items": {"type": "string", "format": "xxx"}}, "\"format\" 'xxx' is not held"),
-    ({"type": "string", "format": ["date"]}, '"format"'),
-    ({"enum": []}, "enum"),
-    ({"anyOf": []}, "cannot be []"),
-    (False, "expected a JSON schema"),
-    (object(), "expected a JSON schema"),
+    ({"type": "string", "format": ["date"]}, '"format"'), ({"enum": []}, "enum"), ({"anyOf": []}, "cannot be []"),
+    (False, "expected a JSON schema"), (object(), "expected a JSON schema"),
     ({"type": "integer", "minimum": 5, "maximum": 1}, "minimum greater"),
-    ({"type": "string", "pattern": "("}, "parenthesis"),
-    ({"type": "string", "pattern": "(?=a)b"}, "looks around"),
-    ({"type": "string", "pattern": '^"$'}, "not escaped"),
-    ({"type": "string", "pattern": r"^[a\t]$"}, "not escaped"),
+    ({"type": "string", "pattern": "("}, "parenthesis"), ({"type": "string", "pattern": "(?=a)b"}, "looks around"),
+    ({"type": "string", "pattern": '^"$'}, "not escaped"), ({"type": "string", "pattern": r"^[a\t]$"}, "not escaped"),
     ({"type": "string", "pattern": "^a$", "minLength": 2}, '"minLength" beside "pattern"'),
     ({"type": "string", "pattern": "^a$", "format": "date"}, '"format" beside "pattern"'),
     ({"type": "string", "pattern": "(" * 100_000 + ")" * 100_000}, "levels"),
-    ({"type": "string", "maxLength": -1}, "cannot be -1"),
-    ({"properties": {"a": {"not": {}}}}, '"not" is not held'),
-    ({"allOf": [{"type": "string"}, {"type": "integer"}]}, "allOf"),
-    ({"type": "object", "required": 5}, "required"),
+    ({"type": "string", "maxLength": -1}, "cannot be -1"), ({"properties": {"a": {"not": {}}}}, '"not" is not held'),
+    ({"allOf": [{"type": "string"}, {"type": "integer"}]}, "allOf"), ({"type": "object", "required": 5}, "required"),
     ({"items": {"properties": {"a": {"type": "null"}}, "required": ["b"]}}, "\"required\" names 'b'"),
     ({"$ref": "#/$defs/x", "minimum": 5, "$defs": {"x": {"type": "integer"}}}, '"minimum" beside "$ref"'),
     ({"type": "integer", "anyOf": [{"minimum": 10}]}, '"type" beside "anyOf"'),
-    ({"type": "string", "enum": ["a", 3]}, '"type" beside "enum"'),
-    ({"minimum": 5}, "say the type"),
+    ({"type": "string", "enum": ["a", 3]}, '"type" beside "enum"'), ({"minimum": 5}, "say the type"),
     ({"type": "number", "multipleOf": 0.5}, '"multipleOf"'),
-    ({"type": "integer", "multipleOf": 3, "minimum": 1}, '"multipleOf"'),
-    ({"const": "x" * (1 << 21)}, "characters"),
-    ({"const": float("nan")}, "JSON"),
-    ((lambda x: x.update(items=x) or x)({"type": "array"}), "Circular"),
-    ({"$ref": "#"}, "{'$ref': '#'} is no schema"),
-    ('{"type": ', "Expecting value"),
-    ("root ::= x", "not defined"),
-    ("root ::= root", "no text of it begins"),
-    ('rot ::= "a"', "root"),
-    ("root ::= [", "class"),
+    ({"type": "integer", "multipleOf": 3, "minimum": 1}, '"multipleOf"'), ({"const": "x" * (1 << 21)}, "characters"),
+    ({"const": float("nan")}, "JSON"), ((lambda x: x.update(items=x) or x)({"type": "array"}), "Circular"),
+    ({"$ref": "#"}, "{'$ref': '#'} is no schema"), ('{"type": ', "Expecting value"), ("root ::= x", "not defined"),
+    ("root ::= root", "no text of it begins"), ('rot ::= "a"', "root"), ("root ::= [", "class"),
     ("name and age", "is no schema or grammar that can be held to"),
-)
+)  # fmt: skip
 
 
 def test_what_is_no_grammar_is_one_line():
@@ -267,22 +250,15 @@ def cat(name, **more):
 
 
 ONE_OF = (  # and whether its branches exclude each other
-    ([{"type": "string"}, {"type": ["integer", "null"]}], True),
-    ([{"const": 1}, {"enum": ["a", True]}], True),
-    ([{"enum": [1, 2]}, {"type": "string"}], True),
-    ([cat("cat"), cat("dog"), {"$ref": "#/$defs/cow"}], True),
-    ([{"type": "null"}, cat("cat"), cat("dog")], True),
-    ([{"type": "string"}], True),
-    ([{"const": "a"}, {"const": "b"}], False),
-    ([{"type": "integer"}, {"type": "number"}], False),
-    ([{"const": 1}, {"enum": [1.0, "a"]}], False),
-    ([{"const": "a"}, {"type": "string"}], False),
-    ([cat("cat"), cat("dog", required=["n"])], False),
-    ([cat("cow"), {"$ref": "#/$defs/cow"}], False),
-    ([{"type": "string"}, {}], False),
-    ([{"type": "null"}, {"anyOf": [{"type": "null"}, {"type": "string"}]}], False),
+    ([{"type": "string"}, {"type": ["integer", "null"]}], True), ([{"const": 1}, {"enum": ["a", True]}], True),
+    ([{"enum": [1, 2]}, {"type": "string"}], True), ([cat("cat"), cat("dog"), {"$ref": "#/$defs/cow"}], True),
+    ([{"type": "null"}, cat("cat"), cat("dog")], True), ([{"type": "string"}], True),
+    ([{"const": "a"}, {"const": "b"}], False), ([{"type": "integer"}, {"type": "number"}], False),
+    ([{"const": 1}, {"enum": [1.0, "a"]}], False), ([{"const": "a"}, {"type": "string"}], False),
+    ([cat("cat"), cat("dog", required=["n"])], False), ([cat("cow"), {"$ref": "#/$defs/cow"}], False),
+    ([{"type": "string"}, {}], False), ([{"type": "null"}, {"anyOf": [{"type": "null"}, {"type": "string"}]}], False),
     ([{"$ref": "#/$defs/horse"}, {"type": "string"}], False),
-)
+)  # fmt: skip
 
 
 def test_one_of_is_held_or_refused():
@@ -295,15 +271,12 @@ def test_one_of_is_held_or_refused():
             read_schema(source)
 
 
-DATES = (
-    ("2024-02-29", "2000-02-29", "9214-12-31"),
-    ("9214-02-31", "1900-02-29", "2023-04-31", "2023-13-01", "0000-01-01"),
-)
+WRONG_DATES = ("9214-02-31", "1900-02-29", "2023-04-31", "2023-13-01", "0000-01-01")
 TIMES = ("00:00:00Z", "23:59:59.5+23:59"), ("24:00:00Z", "12:00:60Z", "12:00:00", "12:00:00.Z", "12:00:00+24:00")
 FORMATS = {
-    "date": DATES,
+    "date": (("2024-02-29", "2000-02-29", "9214-12-31"), WRONG_DATES),
     "time": TIMES,
-    "date-time": (["2024-02-29T00:00:00Z"], [f"{text}T00:00:00Z" for text in DATES[1]] + [f"2024-01-01T{text}" for text in TIMES[1]]),
+    "date-time": (["2024-02-29T00:00:00Z"], [f"{text}T00:00:00Z" for text in WRONG_DATES] + [f"2024-01-01T{text}" for text in TIMES[1]]),
     "ipv4": (["0.10.199.255"], ["92.93.93.036", "1.2.3.256", "1.2.3", "1.2.3.4.5"]),
     "ipv6": (["::", "::1", "1::", "1:2:3:4:5:6:7:ABCD", "1::3:4:5:6:7:8", "1:2:3:4:5:6::8"], ["1::2::3", ":::", "1:2", "1:2:3:4:5:6:7:8:9", "fe80::1%eth0", "::1.2.3.04", "12345::"]),
     "uuid": (["01234567-89ab-CDEF-0123-456789abcdef"], ["0123456789abcdef0123456789abcdef", "01234567-89ab-cdef-0123-456789abcdeg"]),
@@ -354,23 +327,20 @@ def test_the_tokenizer_of_another_model_is_refused(known, tmp_path, ways):
         target.config.name_or_path = str(tmp_path)
     settings, drafting = SETTINGS | passed, ways["model"]
 
+    runner = {"custom_generate": hla.Runner("strict", draft, **passed)} | SETTINGS
+
+    def many(prompts, **more):
+        return list(hla.generate_many(target, prompts, **settings, **drafting, **more))
+
     def in_transformers_loop(grammar):
         with hla.in_transformers_loop(target, "strict"):
             target.generate(**schemas.one(), **settings, assistant_model=draft, logits_processor=grammar)
 
-    def by_a_runner(grammar):
-        runner = hla.Runner("strict", draft, **passed)
-        target.generate(**schemas.one(), **SETTINGS, custom_generate=runner, logits_processor=grammar)
-
-    def one_of_many(grammar):
-        prompts = [[7], {"prompt": [5, 6], "logits_processor": grammar}]
-        list(hla.generate_many(target, prompts, **settings, **drafting))
-
     calls = [
         lambda grammar: target.generate(**schemas.one(), **settings, **drafting, logits_processor=grammar),
-        lambda grammar: list(hla.generate_many(target, [[5, 6]], **settings, **drafting, logits_processor=grammar)),
-        by_a_runner,
-        one_of_many,
+        lambda grammar: target.generate(**schemas.one(), **runner, logits_processor=grammar),
+        lambda grammar: many([[5, 6]], logits_processor=grammar),
+        lambda grammar: many([[7], {"prompt": [5, 6], "logits_processor": grammar}]),
         *([] if passed else [in_transformers_loop]),  # which does not hand a tokenizer on
     ]
     more = schemas.tokenizer()
@@ -387,17 +357,14 @@ def test_a_tokenizer_whose_size_is_not_the_models():
     """Larger, it is another model's in plain `generate` too; much smaller, it may be."""
     target = schemas.target()
     target.resize_token_embeddings(60)
-    with pytest.raises(
-        ValueError, match=r"^structured: tokenizer: .* other words: [^\n]* \(it has 114 tokens, the model 60\)$"
-    ):
+    line = r"^structured: tokenizer: .* other words: [^\n]* \(it has 114 tokens, the model 60\)$"
+    with pytest.raises(ValueError, match=line):
         type(target).generate(target, **small.one(vocab=60), **SETTINGS, logits_processor=ours({}))
     target.resize_token_embeddings(2000)
-    with pytest.warns(
-        UserWarning, match="^structured: tokenizer: it has 114 tokens, the target 2000: if it is another model's, "
-    ):
-        hla.enable(target).generate(
-            **schemas.one(), **SETTINGS, assistant_model=target, lossy_policy="strict", logits_processor=ours({})
-        )
+    settings = SETTINGS | {"assistant_model": target, "lossy_policy": "strict", "logits_processor": ours({})}
+    line = "^structured: tokenizer: it has 114 tokens, the target 2000: if it is another model's, "
+    with pytest.warns(UserWarning, match=line):
+        hla.enable(target).generate(**schemas.one(), **settings)
 
 
 def test_a_librarys_processor_for_several_rows_is_refused_with_the_way_out(target, ways):

@@ -358,11 +358,6 @@ def test_an_interrupted_compilation_leaves_nothing_behind(monkeypatch):
     assert out.speculation.num_graphs == 1  # the prompts' were there
 
 
-def test_what_is_no_compile_config_is_one_line():
-    with pytest.raises(TypeError, match="^compile_config: expected a transformers.CompileConfig, got 'fast'$"):
-        written(compile_config="fast")
-
-
 @pytest.mark.nightly
 def test_static_caches_are_chosen_by_name(monkeypatch):
     monkeypatch.setattr("hf_lossy_assist.models.compiled.compilation.CompileConfig", lambda: GRAPHS)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from support import small, tiny
 from support.tiny import cache_of
-from transformers import (
+from transformers import (  # fmt: skip
     Cache,
     DynamicCache,
     EncoderDecoderCache,
@@ -130,28 +130,15 @@ OLD = "past_key_values"
 
 
 def test_the_name_is_what_models_layers_and_outputs_call_it():
-    """eagle1, eagle3: layers; models: forwards and `prepare_inputs_for_generation`; output: the field."""
     takers = [LlamaAttention, LlamaDecoderLayer, Qwen3Attention, Qwen3DecoderLayer]
     takers = [kind.forward for kind in takers] + [type(tiny.shared(name)).forward for name in tiny.ARCHITECTURES]
     for taker in (*takers, GenerationMixin.prepare_inputs_for_generation):
         assert CACHE in inspect.signature(taker).parameters, taker
     assert CACHE in {field.name for field in dataclasses.fields(GenerateDecoderOnlyOutput)}
     assert CACHE in tiny.shared("llama")(IDS)
-
-
-def test_no_other_file_of_the_package_names_it():
     for path in Path(hla.__file__).parent.rglob("*.py"):
         if path.name != "facts.py":
             assert not re.search("past_key_values|cache_params", path.read_text(encoding="utf-8")), path
-
-
-def test_of_two_names_the_first_counts():
-    """As in Transformers, whose alias is dropped beside the name, whatever is in it."""
-    assert passed_as({}) is None and passed_as({CACHE: None}) is None
-    for name in CACHE_NAMES:
-        assert passed_as({name: 1, "use_cache": True}) == name
-        assert passed_as({name: 1} | {CACHE: 2}) == CACHE
-        assert name == CACHE or passed_as({name: 1, CACHE: None}) is None
 
 
 def called(call):
@@ -163,45 +150,30 @@ def called(call):
 
 
 def ours(**given):
-    model = hla.enable(tiny.build("llama"))
-    draft = tiny.draft_of(tiny.shared("llama"), "often")
-    return model.generate(
-        IDS, **GREEDY | given, assistant_model=draft, lossy_policy="strict", return_dict_in_generate=True
-    )
+    drafting = {"assistant_model": tiny.draft_of(tiny.shared("llama"), "often"), "lossy_policy": "strict"}
+    return hla.enable(tiny.build("llama")).generate(IDS, **GREEDY | drafting | given, return_dict_in_generate=True)
 
 
+@pytest.mark.parametrize("beside", [False, True])
 @pytest.mark.parametrize("name", CACHE_NAMES)
-def test_a_cache_is_taken_by_each_name_and_with_transformers_warnings(name):
-    expected_cache, passed_cache = DynamicCache(), DynamicCache()
-    alone, expected_warnings = called(lambda: tiny.shared("llama").generate(IDS, **GREEDY, **{name: expected_cache}))
-    out, warned = called(lambda: ours(**{name: passed_cache}))
-    assert torch.equal(out.sequences, alone) and cache_of(out) is passed_cache
+def test_a_cache_is_taken_by_each_name_and_with_transformers_warnings(name, beside):
+    """Its alias is dropped beside the name, whatever is in it."""
+    expected_cache, passed_cache, other = DynamicCache(), DynamicCache(), {name: DynamicCache()} if beside else {}
+    first = CACHE if beside else name
+    alone, expected = called(lambda: tiny.shared("llama").generate(IDS, **GREEDY, **other | {first: expected_cache}))
+    out, warned = called(lambda: ours(**other | {first: passed_cache}))
+    assert torch.equal(out.sequences, alone) and cache_of(out) is passed_cache is out[CACHE]
     assert passed_cache.get_seq_length() == expected_cache.get_seq_length() == IDS.shape[1] + 11
-    assert warned == expected_warnings and len(expected_warnings) == (name != CACHE)
-
-
-@pytest.mark.parametrize("name", CACHE_NAMES[1:])
-def test_two_names_at_once_are_what_they_are_in_transformers(name):
-    expected_cache, passed_cache, other = DynamicCache(), DynamicCache(), DynamicCache()
-    alone, expected_warnings = called(
-        lambda: tiny.shared("llama").generate(IDS, **GREEDY, **{CACHE: expected_cache, name: other})
-    )
-    out, warned = called(lambda: ours(**{CACHE: passed_cache, name: other}))
-    assert torch.equal(out.sequences, alone) and cache_of(out) is passed_cache and not other.get_seq_length()
-    assert [kind for kind, _ in warned] == [kind for kind, _ in expected_warnings] != []
-
-
-def test_the_output_has_the_field_of_this_transformers():
-    out = ours()
-    assert CACHE in out.keys() and out[CACHE] is cache_of(out) is not None
-    if CACHE != OLD:  # Transformers' own alias
-        assert OLD not in out.keys() and out[OLD] is out[CACHE]
+    assert [kind for kind, _ in warned] == [kind for kind, _ in expected] and (beside or warned == expected)
+    assert len(expected) == (name != CACHE)
+    assert passed_as({}) is None and passed_as({name: 1, CACHE: 2}) == CACHE and passed_as({name: 1}) == name
+    assert name == CACHE or passed_as({name: 1, CACHE: None}) is None
 
 
 @pytest.mark.skipif(CACHE != OLD, reason="this Transformers calls it so")
 def test_the_name_of_newer_ones_is_refused_with_that_of_this_one():
     with pytest.raises(
-        TypeError, match=r"^generate: this model takes no argument 'cache'; did you mean 'past_key_values'\?$"
+        TypeError, match="^generate: this model takes no argument 'cache'; did you mean 'past_key_values'"
     ):
         ours(cache=DynamicCache())
 
@@ -213,12 +185,9 @@ def written(model, cache):
 
 
 def test_a_window_that_the_target_has_not_got():
-    line = rf"^{CACHE} keeps 8 tokens in layer 0, the target all: pass DynamicCache\(config=model.config\)$"
-    with pytest.raises(ValueError, match=line):
-        written(small.llama(), DynamicCache(config=tiny.shared("mistral").config))
-    other = tiny.build("mistral", sliding_window=12)
-    with pytest.raises(ValueError, match="keeps 8 tokens in layer 0, the target 12"):
-        written(other, DynamicCache(config=tiny.shared("mistral").config))
+    for model, has in ((small.llama(), r"all: pass DynamicCache\(config=model.config\)$"), (tiny.build("mistral", sliding_window=12), "12")):  # fmt: skip
+        with pytest.raises(ValueError, match=f"^{CACHE} keeps 8 tokens in layer 0, the target {has}"):
+            written(model, DynamicCache(config=tiny.shared("mistral").config))
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma3"])

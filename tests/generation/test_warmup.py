@@ -39,13 +39,6 @@ def compiles_nothing(lengths, **settings):
 
 
 @pytest.mark.full
-def test_drafters_on_hidden_states():
-    drafter = hla.Eagle3Drafter(eagle.network(pair()[0], target_layers=(0, 1)))
-    warm(sizes=(2,), draft=drafter)
-    compiles_nothing((9, 5), draft=drafter)
-
-
-@pytest.mark.full
 def test_later_calls_compile_nothing():
     """Nor those of a batch whose rows end one after the other; calls that request nothing run eagerly."""
     torch._dynamo.reset()  # another test's graphs would serve
@@ -56,6 +49,9 @@ def test_later_calls_compile_nothing():
     for lengths in ((9, 5, 4, 7), (7,), (3, 30)):
         compiles_nothing(lengths, **ends)
     assert written(compile_config=None).speculation.num_compiled_rounds == 0
+    drafter = hla.Eagle3Drafter(eagle.network(pair()[0], target_layers=(0, 1)))  # on hidden states
+    warm(sizes=(2,), draft=drafter)
+    compiles_nothing((9, 5), draft=drafter)
 
 
 @pytest.mark.nightly
@@ -76,31 +72,19 @@ def test_texts_as_long_as_their_storage_compile_nothing(monkeypatch):
     assert out.sequences.shape[1] == 32
 
 
-@pytest.mark.nightly
-def test_what_cannot_be_compiled_is_reported():
-    [done] = warm(sizes=(1,), repetition_penalty=1.2)
-    assert done.eager_because == "a logits processor reads the text"
-
-
 @pytest.mark.full
-def test_random_numbers_are_as_before():
+def test_random_numbers_are_as_before_and_what_cannot_be_compiled_is_reported():
     pair()  # which draws its weights
     torch.manual_seed(5)
     state = torch.get_rng_state()
-    warm(sizes=(1,), do_sample=True)
-    assert torch.equal(torch.get_rng_state(), state)
+    [done] = warm(sizes=(1,), do_sample=True, repetition_penalty=1.2)
+    assert torch.equal(torch.get_rng_state(), state) and done.eager_because == "a logits processor reads the text"
 
 
-@pytest.mark.parametrize(
-    ("wrong", "line"),
-    [
-        ({"draft": "llama"}, "assistant"),
-        ({"policy": "nothing"}, "nothing"),
-        ({"compile_config": "fast"}, "compile_config: expected a transformers.CompileConfig, got 'fast'"),
-    ],
-)
-def test_what_generate_refuses_is_refused(wrong, line):
-    target, draft = pair()
-    given = {"target": target, "draft": draft, "policy": "strict"} | wrong
-    with pytest.raises((ValueError, TypeError), match=f"^[^\n]*{line}[^\n]*$"):
-        hla.warmup(**given)
+def test_what_generate_refuses_is_refused():
+    given = dict(zip(("target", "draft"), pair(), strict=True)) | {"policy": "strict"}
+    for wrong in ({"draft": "llama"}, {"policy": "nothing"}, {"compile_config": "fast"}):
+        with pytest.raises(
+            (ValueError, TypeError), match="^[^\n]*(assistant|nothing|compile_config: expected)[^\n]*$"
+        ):
+            hla.warmup(**given | wrong)

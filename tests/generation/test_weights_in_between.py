@@ -20,19 +20,19 @@ OTHER = small.llama(5)
 COMMON = small.one(48, seed=2)["input_ids"][0].tolist()
 
 
+def layer(model):
+    return base(model).model.layers[0]
+
+
 def in_place(model):
     with torch.no_grad():
-        base(model).model.layers[0].self_attn.q_proj.weight.mul_(-1)
-
-
-def by_data(model):
-    base(model).model.layers[0].self_attn.k_proj.weight.data.mul_(-1)
+        layer(model).self_attn.q_proj.weight.mul_(-1)
 
 
 def loaded(model):
     names = dict(model.named_parameters())
     others = {name: tensor.to(names[name].dtype) for name, tensor in OTHER.state_dict().items() if name in names}
-    model.load_state_dict(others or {name: -tensor for name, tensor in model.state_dict().items()}, strict=False)
+    model.load_state_dict(others, strict=False)
 
 
 def stepped(model):
@@ -42,19 +42,6 @@ def stepped(model):
     model(input_ids=torch.tensor([COMMON]), labels=torch.tensor([COMMON])).loss.backward()
     torch.optim.SGD(weights, 0.5).step()
     model.zero_grad()
-
-
-def replaced(model):
-    base(model).model.layers[0] = copy.deepcopy(OTHER.model.layers[0]).to(model.dtype)
-
-
-def activation_replaced(model):
-    base(model).model.layers[0].mlp.act_fn = torch.nn.Tanh()
-
-
-def in_float32(model):
-    model.float()
-    changes.weights_in_place(base(model))
 
 
 def base(model):
@@ -90,31 +77,21 @@ def rescaled(model):
             module.scaling["default"] *= -3
 
 
-def put_in(model):
-    """An adapter in the layers of a model that is enabled already."""
-    lora(model, seed=1)
-    model.double()
-
-
-def taken_out(model):
-    model.base_model.disable_adapter_layers()
-
-
 WAYS = {
     "load_state_dict": (small.llama, loaded),
     "in place": (small.llama, in_place),
-    ".data": (small.llama, by_data),
+    ".data": (small.llama, lambda model: layer(model).self_attn.k_proj.weight.data.mul_(-1)),
     "optimizer": (small.llama, stepped),
-    "module replaced": (small.llama, replaced),
-    "activation replaced": (small.llama, activation_replaced),
-    "dtype": (small.llama, in_float32),
+    "module replaced": (small.llama, lambda model: base(model).model.layers.__setitem__(0, copy.deepcopy(OTHER.model.layers[0]))),
+    "activation replaced": (small.llama, lambda model: setattr(layer(model).mlp, "act_fn", torch.nn.Tanh())),
+    "dtype": (small.llama, lambda model: changes.weights_in_place(model.float())),
     "hotswap": (lambda: adapted(1), swapped),
-    "taken out": (lambda: adapted(1), taken_out),
+    "taken out": (lambda: adapted(1), lambda model: model.base_model.disable_adapter_layers()),
     "merged": (lambda: adapted(1), lambda model: model.merge_adapter(["second"])),
     "unloaded": (lambda: adapted(1), lambda model: model.unload()),
     "switched": (lambda: adapted(1), switched),
     "rescaled": (lambda: adapted(1), rescaled),
-}
+}  # fmt: skip
 NIGHTLY = {
     "module replaced",
     "activation replaced",
@@ -137,16 +114,13 @@ def way(request, tmp_path):
 def alone(model, prompt, limit=8):
     """The text of a copy of the weights of now, in Transformers' loop."""
     plain = hla.disable(copy.deepcopy(model))
-    return plain.generate(input_ids=torch.tensor([prompt]), max_new_tokens=limit, do_sample=False)[
-        0, len(prompt) :
-    ].tolist()
+    text = plain.generate(input_ids=torch.tensor([prompt]), max_new_tokens=limit, do_sample=False)
+    return text[0, len(prompt) :].tolist()
 
 
 def prompts(common, count=6):
-    return [
-        (COMMON if common else COMMON[n : n + 9]) + small.one(3 + n, seed=n)["input_ids"][0].tolist()
-        for n in range(count)
-    ]
+    begins = [COMMON if common else COMMON[n : n + 9] for n in range(count)]
+    return [begin + small.one(3 + n, seed=n)["input_ids"][0].tolist() for n, begin in enumerate(begins)]
 
 
 @pytest.mark.parametrize(
@@ -182,10 +156,9 @@ def test_running_server(way):
     with serving((model, small.near(small.llama()), tokenizer), ("strict",)) as server:
         client = server.client()
 
-        def written(stream=False, tokens=8, **more):
-            return client.completions.create(
-                model="demo", prompt=text, max_tokens=tokens, temperature=0, stream=stream, **more
-            )
+        def written(stream=False, tokens=8):
+            given = {"model": "demo", "prompt": text, "max_tokens": tokens, "temperature": 0, "stream": stream}
+            return client.completions.create(**given)
 
         def expected():
             ids = alone(model, tokenizer(text)["input_ids"])
@@ -228,8 +201,9 @@ def test_between_calls(way, calls):
 
 
 def test_an_adapter_is_put_in_between_calls():
+    """In the layers of a model that is enabled already."""
     model = hla.enable(small.llama())
-    check_calls(model, lambda: put_in(model), EAGER)
+    check_calls(model, lambda: (lora(model, seed=1), model.double()), EAGER)
 
 
 def test_a_look_sees_each_way_and_nothing_else(way):

@@ -1,10 +1,8 @@
-"""Wrong uses get one line, with what was expected or the way out: a row for each sentence that a user can meet.
+"""Wrong uses get one line, with what was expected or the way out: a row for each sentence that a user can meet, and every argument of every public name.
 
-Modes that are refused by their names are in test_arguments.py; files of artifacts, drafters and tasks are in the rooms
-of their readers. Wrong arguments of every public name get one line, too.
+Modes that are refused by their names are in test_arguments.py; files of artifacts, drafters and tasks are in the rooms of their readers.
 """
 
-import copy
 import functools
 import inspect
 import re
@@ -15,16 +13,7 @@ import pytest
 import torch
 from support import small, sv_models, tiny
 from support.small import Listener, llama
-from transformers import (
-    CLIPVisionConfig,
-    DynamicCache,
-    EncoderDecoderCache,
-    GenerationConfig,
-    LlamaModel,
-    LlavaConfig,
-    LlavaForConditionalGeneration,
-    SynthIDTextWatermarkingConfig,
-)
+from transformers import GenerationConfig, LlamaModel, SynthIDTextWatermarkingConfig
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.generation.speculative import one_line_errors
@@ -48,7 +37,6 @@ def draft():
 
 @functools.cache
 def other():
-    """Return a model of another vocabulary."""
     return llama(vocab=60)
 
 
@@ -63,7 +51,6 @@ def short():
 
 
 def beyond(**settings):
-    """A call of a target with 16 positions."""
     return generate(short(), assistant_model=short(), **settings)
 
 
@@ -106,34 +93,6 @@ def encoded(**settings):
     return generate(t5(), assistant_model=t5(), **settings)
 
 
-def broken(model):
-    """A copy that gives NaN as soon as a sequence contains token 10, as damaged weights would."""
-    model = hla.disable(copy.deepcopy(model))
-    with torch.no_grad():
-        model.get_input_embeddings().weight[10] = float("nan")
-    return model
-
-
-def ends_with_an_image():
-    eye = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    sizes = {"vision_config": CLIPVisionConfig(**eye, image_size=8, patch_size=4), "text_config": draft().config}
-    model = LlavaForConditionalGeneration(LlavaConfig(**sizes, image_token_index=96, pad_token_id=0)).eval()
-    seen = ids().clone()
-    seen[0, -4:] = 96
-    return generate(hla.enable(model), input_ids=seen, pixel_values=torch.zeros(1, 3, 8, 8))
-
-
-def holes():
-    """Prompts of a decoder whose second token is hidden."""
-    return {"decoder_input_ids": ids(2), "decoder_attention_mask": torch.tensor([[1, 0, 1, 1, 1, 1]] * 2)}
-
-
-def held(cache):
-    """A cache with the prompt's first three tokens."""
-    draft()(ids()[:, :3], **{CACHE: cache})
-    return {CACHE: cache}
-
-
 def head(hidden_size=32, **config):
     return hla.LinearHead(hla.HeadConfig(hidden_size, **config))
 
@@ -154,28 +113,20 @@ def sv(made_for=None, companion=None, gamma=4, **settings):
     return generate(lossy_policy=hla.SpeculativeVerification(profile, companion or draft(), gamma), **settings)
 
 
-def loop(policy):
-    return hla.in_transformers_loop(draft(), policy).__enter__()
-
-
 SYNTH_ID = SynthIDTextWatermarkingConfig(keys=[1, 2], ngram_len=3)
 HERE, MISSING = Path(__file__).parent, "missing a required argument: "
 POLICIES = [
     (lambda: llama().generate(ids(), lossy_policy="svip"), r"not used by the model: \['lossy_policy'\]"),
     (lambda: under("svipp"), "unknown policy 'svipp'. Did you mean 'svip'"),
-    (lambda: hla.Runner("svipp", draft()), "unknown policy 'svipp'. Did you mean 'svip'"),
-    (lambda: loop("svipp"), "unknown policy 'svipp'. Did you mean 'svip'"),
     (lambda: under({"stop": {"name": "svip", "treshold": 1}}), "takes h, c, form, max_draft: .*'treshold'"),
     (lambda: under({"stopp": "svip"}), "unknown entry 'stopp'. Did you mean 'stop'"),
     (lambda: under({"stop": "entropy"}), "unknown stop 'entropy'; there are all_of"),
     (lambda: under(0.3), "expected a LossyPolicy, a rule, .*got 0.3"),
-    (lambda: under(True), "expected a LossyPolicy, a rule, .*got True"),
     (lambda: under(hla.SVIP), "expected a LossyPolicy, a rule, .*got <class '[^']*SVIP"),
     (lambda: under("runs/my_polcy"), "no folder 'runs/my_polcy'.*from_pretrained"),
     (lambda: under("{stop: svip}"), "the text is not JSON: "),
     (lambda: hla.LossyPolicy(rule=hla.SVIP()), "LossyPolicy.rule: expected AcceptanceRule, got SVIP"),
     (lambda: hla.SVIP(h=-1), "SVIP.h: expected a number ≥ 0, got -1"),
-    (lambda: hla.SVIP(h=float("nan")), "SVIP.h: expected a number ≥ 0, got nan"),
     (lambda: hla.SVIP(form="x"), "unknown SVIP.form 'x'; there are bound, entropy"),
     (lambda: hla.SVIP(max_draft=2.5), "SVIP.max_draft: expected a whole number of at least 1, got 2.5"),
     (lambda: hla.Confidence(2), "Confidence.threshold: expected a number from 0 to 1, got 2"),
@@ -201,9 +152,7 @@ ARTIFACTS = [
     (lambda: verifier(features=hla.FeatureSpec(layer=9, norm=False)), "layer 9 is asked for, .* has 1 blocks"),
     (lambda: hla.FeatureSpec(model="teacher"), "unknown FeatureSpec.model 'teacher'"),
     (lambda: hla.FeatureSpec(layer=2), "layer 2 has no final norm: pass norm=False"),
-    (lambda: hla.Head.from_pretrained("my_haed"), "no folder 'my_haed'.*org/name"),
     (lambda: hla.Head.from_pretrained(HERE), "config.json cannot be read"),
-    (lambda: hla.Profile.from_pretrained(HERE), "profile.json cannot be read"),
     (lambda: hla.LossyPolicy.from_pretrained(HERE), r"holds no policy \(policy.json\)"),
     (lambda: hla.Sprinter(head()).to_dict(), "never saved has no JSON form: head.save_pretrained"),
     (lambda: hla.SpeculativeVerification("org/name", draft()), "SVFilter.profile: expected Profile"),
@@ -233,24 +182,17 @@ MODELS = [
     (lambda: generate(prompt_lookup_num_tokens=3), "prompt_lookup_num_tokens and assistant_model are two ways"),
     (lambda: generate(speculation_type="dflash"), "speculation_type='dflash' drafts in Transformers' own loop"),
     (lambda: looked_up(lossy_policy="svip"), "SVIP.*PromptLookup has none: use a stop that plans ahead"),
-    (lambda: generate(hla.enable(broken(target())), input_ids=ids(3)), "target model gave NaN .* in row 1, after 0"),
-    (lambda: generate(assistant_model=broken(draft()), input_ids=ids(3)), "draft model gave NaN .* in row 1, after 0"),
     (lambda: beyond(max_new_tokens=20), "16 positions, and row 0 needs more: its text has 17 tokens"),
     (lambda: beyond(input_ids=ids(2, 17)), "16 positions, and row 0 needs more: its text has 17 tokens"),
     (lambda: generate(hla.enable(llama().to("meta"))), "meta tensor"),
-    (lambda: generate(assistant_model=llama().to("meta")), "meta tensor"),
 ]  # fmt: skip
 INPUTS = [
     (lambda: generate(input_ids=[[4, 5, 6]]), "expected token ids of shape .*got list.*return_tensors='pt'"),
     (lambda: generate(input_ids=ids()[0]), r"got torch.int64 of \(6,\)"),
     (lambda: generate(input_ids=ids().float()), r"got torch.float32 of \(1, 6\)"),
     (lambda: generate(input_ids=ids()[:, :0]), r"got torch.int64 of \(1, 0\)"),
-    (lambda: encoded(input_ids=[[4, 5]]), "expected token ids of shape .*got list"),
-    (lambda: generate(input_ids=ids() + 97), "token 106 is outside the target's vocabulary of 97"),
     (lambda: generate(input_ids=ids() + 88), "token 97 is outside the target's vocabulary of 97"),
     (lambda: generate(input_ids=ids() - 5), "token -1 is outside the target's vocabulary of 97"),
-    (lambda: encoded(input_ids=ids() + 97), "token 106 is outside"),
-    (lambda: generate(input_ids=ids().to("meta")), "meta tensor"),
     (lambda: generate(inputs=ids()), "`inputs`.* were passed alongside input_ids"),
     (lambda: generate(input_ids=...), "`bos_token_id` has to be defined when no `input_ids`"),
     (lambda: generate(input_ids=ids(1, 7), inputs_embeds=torch.zeros(1, 6, 32)), "7 columns, inputs_embeds 6"),
@@ -258,18 +200,12 @@ INPUTS = [
     (lambda: generate(attention_mask=torch.ones(1, 5)), r"shape \(1, 5\), input_ids \(1, 6\): they must agree"),
     (lambda: generate(attention_mask=torch.ones(1, 1, 6, 6)), r"shape \(1, 1, 6, 6\), input_ids"),
     (lambda: generate(attention_mask=[[1, 1, 1, 1, 1, 1]]), "no attribute 'shape'"),
-    (lambda: generate(attention_mask=torch.ones(1, 6).to("meta")), "meta tensor"),
     (lambda: generate(attention_mask=torch.full((1, 6), 2)), "^attention_mask: expected 1 for a token"),
     (lambda: generate(attention_mask=torch.tensor([[1, 1, -1, 1, 1, 1]])), "^attention_mask: expected 1 for a token"),
     (lambda: generate(attention_mask=torch.full((1, 6), torch.nan)), "^attention_mask: expected 1 for a token"),
     (lambda: encoded(decoder_input_ids=torch.tensor([[0, 2**40]])), "^decoder_input_ids: token 1099511627776 is"),
     (lambda: generate(input_ids=ids(2), attention_mask=torch.tensor([[1] * 6, [0] * 6])), "hides all of row 1"),
-    (lambda: encoded(input_ids=ids(2), **holes()), "one row, this call has 2: "),
     (lambda: generate(pixel_values=torch.zeros(1, 3, 8, 8)), "takes no argument 'pixel_values'"),
-    (ends_with_an_image, "row 0 ends with a piece of an image.*put a token behind it"),
-    (lambda: generate(**{CACHE: EncoderDecoderCache(DynamicCache(), DynamicCache())}), "only a decoder's keys"),
-    (lambda: generate(input_ids=ids(2), **held(DynamicCache())), "holds 1 rows, input_ids has 2: they must agree"),
-    (lambda: generate(input_ids=ids()[:, :2], **held(DynamicCache())), "holds 3 tokens, input_ids has 2"),
     (lambda: generate(**{CACHE: ((torch.zeros(1), torch.zeros(1)),)}), "Passing a tuple"),
 ]  # fmt: skip
 SETTINGS = [
@@ -281,7 +217,6 @@ SETTINGS = [
     (lambda: under("svip", assistant_confidence_threshold=0.4), "is itself a draft stop, and the policy has"),
     (lambda: generate(assistant_model=None, prompt_lookup_num_tokens=0), "lookup_num_tokens: expected a whole number"),
     (lambda: generate(num_beams=4), "does not run beam search, which num_beams=4 asks for"),
-    (lambda: by_runner(num_beams=4), "does not run beam search, which num_beams=4 asks for"),
     (lambda: generate(cache_implementation="quantized"), "keeps its own cache, got cache_implementation='quantized'"),
     (lambda: generate(compile_config="fast"), "expected a transformers.CompileConfig, got 'fast'"),
     (lambda: generate(stop_strings=["end"]), "stop_strings=… needs the tokenizer to find them"),
@@ -291,29 +226,18 @@ SETTINGS = [
     (lambda: generate(num_return_sequences=3), "Greedy methods .* `num_return_sequences`"),
     (lambda: generate(generation_config={"max_new_tokens": 4}), "__dict__"),
     (lambda: generate(max_new_tokens=0), "`max_new_tokens` must be greater than 0, but is 0"),
-    (lambda: generate(max_new_tokens=2.5), "float"),
     (lambda: generate(max_new_tokens=None, max_length=6), "`max_length` is set to 6"),
     (lambda: generate(eos_token_id="</s>"), "cannot run with these arguments: .*'str'"),
-    (lambda: generate(min_new_tokens="9"), "cannot run with these arguments: .*str"),
-    (lambda: generate(bad_words_ids=3), "`bad_words_ids` has to be a non-empty list, but is 3"),
-    (lambda: generate(prefix_allowed_tokens_fn=3), "'int' object is not callable"),
     (lambda: generate(logits_processor=3), "object of type 'int' has no len"),
-    (lambda: generate(stopping_criteria=3), "object of type 'int' has no len"),
     (lambda: generate(bad_words_ids=[[97]]), "."),  # behind the vocabulary: known to the processor alone, at its first call
-    (lambda: generate(sequence_bias=torch.zeros(2, 2)), "."),
     (lambda: generate(prefix_allowed_tokens_fn=lambda row, ids: []), "."),
-    (lambda: generate(logits_processor=torch.zeros(2, 2)), "."),
-    (lambda: generate(repetition_penalty=10**400), "."),
     (lambda: generate(early_stopping="x\ny"), "."),
     (lambda: by_config(repetition_penalty=10**400), "."),
-    (lambda: by_config(early_stopping="x\ny"), "."),
     (lambda: by_config(cache_config=nested()), "cannot run with these arguments: RecursionError"),
     # A tokenizer without the word by which Transformers measures tokens:
     (lambda: generate(stop_strings=["a"], tokenizer=small.tokenizer(["a"])), "^stop_strings: .*stopping_criteria=…$"),
     (lambda: generate(stop_strings=[], tokenizer=small.tokenizer()), "^stop_strings: expected"),
-    (lambda: generate(stop_strings="", tokenizer=small.tokenizer()), "^stop_strings: expected"),
     (lambda: generate(do_sample=True, temperature=0), "`temperature` .=0. has to be a strictly positive float"),
-    (lambda: generate(repetition_penalty=-1.0), "`penalty` has to be a strictly positive float, but is -1.0"),
 ]  # fmt: skip
 
 
@@ -439,10 +363,9 @@ def examples(factory):
 
 def attempt(name, parameter, value):
     factory = getattr(hla, name)
-    needed = [
-        p.name for p in inspect.signature(factory).parameters.values() if p.default is p.empty and p.name in GIVEN
-    ]
-    out = factory(**{**examples(factory), **{p: given(p) for p in needed if p != parameter}, parameter: value})
+    needed = [p.name for p in inspect.signature(factory).parameters.values() if p.default is p.empty]
+    others = {name: given(name) for name in needed if name in GIVEN and name != parameter}
+    out = factory(**{**examples(factory), **others, parameter: value})
     return out.__enter__() if name == "in_transformers_loop" else out
 
 

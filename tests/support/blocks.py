@@ -24,26 +24,17 @@ class Everything(AcceptanceRule):
 
 
 def draft_of(
-    tokens: torch.Tensor,
-    drafted: torch.Tensor,
-    q: torch.Tensor | None = None,
-    sampling: bool = False,
-    row_ids: torch.Tensor | None = None,
-    planned: int | None = None,
-) -> Draft:
+    tokens: torch.Tensor, drafted: torch.Tensor, q: torch.Tensor | None = None, sampling: bool = False,
+    row_ids: torch.Tensor | None = None, planned: int | None = None,
+) -> Draft:  # fmt: skip
     rows = torch.arange(len(tokens)) if row_ids is None else row_ids
     return Draft(tokens, drafted, rows, tokens.shape[1] if planned is None else planned, sampling, q)
 
 
 def make_round(
-    tokens: torch.Tensor,
-    drafted: torch.Tensor,
-    q: torch.Tensor | None,
-    sampling: bool,
-    sent: torch.Tensor | None = None,
-    logits: torch.Tensor | None = None,
-    row_ids: torch.Tensor | None = None,
-) -> Verified:
+    tokens: torch.Tensor, drafted: torch.Tensor, q: torch.Tensor | None, sampling: bool, sent: torch.Tensor | None = None,
+    logits: torch.Tensor | None = None, row_ids: torch.Tensor | None = None,
+) -> Verified:  # fmt: skip
     """Verify a draft by the target's `logits` (B, γ + 1, V); `sent` of its tokens were sent, by default all."""
     assert logits is not None
     draft = draft_of(tokens, drafted, q, sampling, row_ids)

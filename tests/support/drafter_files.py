@@ -11,6 +11,7 @@ from support import eagle, small
 
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+LAYER = (*NEEDED, "num_hidden_layers", "num_key_value_heads", "head_dim", "max_position_embeddings")
 
 
 def changed(folder, **entries):
@@ -40,10 +41,8 @@ def reweighted(folder, change):
 def plain(folder, **entries):
     """The same drafter in the flat form: `midlayer`, and the layer's settings beside the drafter's."""
     spec = json.loads((folder / CONFIG).read_text())
-    flat = spec["transformer_layer_config"] | {
-        "architectures": ["LlamaForCausalLMEagle3"],
-        "draft_vocab_size": spec["draft_vocab_size"],
-    }
+    kind = {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": spec["draft_vocab_size"]}
+    flat = spec["transformer_layer_config"] | kind
     flat["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": spec["eagle_aux_hidden_state_layer_ids"]}
     (folder / CONFIG).write_text(json.dumps(flat | entries))
     weights = load_file(folder / WEIGHTS)
@@ -68,10 +67,7 @@ def in_parts(folder, weight_map=None):
 def deepspec(folder, net):
     """The network as DeepSpec, the authors' code, writes it: a flat config, layers by their block, the target's embeddings and head beside the weights."""
     config, layer = net.config, net.config.layer
-    spec = {
-        name: getattr(layer, name)
-        for name in (*NEEDED, "num_hidden_layers", "num_key_value_heads", "head_dim", "max_position_embeddings")
-    }
+    spec = {name: getattr(layer, name) for name in LAYER}
     spec |= {
         "architectures": ["Qwen3DSparkModel"], "model_type": "qwen3", "target_layer_ids": [n - 1 for n in config.target_layers],
         "num_target_layers": 3, "block_size": config.block, "mask_token_id": config.mask, "num_anchors": 512,
@@ -92,18 +88,14 @@ def deepspec(folder, net):
 def zlab(folder, net):
     """A DFlash 2 network as z-lab writes it: a flat config, with layers by their block."""
     config, layer = net.config, net.config.layer
-    spec = {name: getattr(layer, name) for name in (*NEEDED, "num_hidden_layers", "num_key_value_heads", "head_dim", "max_position_embeddings")}  # fmt: skip
+    spec = {name: getattr(layer, name) for name in LAYER}
     nested = {
         "block_size": config.block, "mask_token_id": config.mask, "target_layer_ids": [n - 1 for n in config.target_layers],
         "conv_group_size": config.group, "conv_kernel_size": config.taps, "selector_rank": config.rank, "selector_top_k": config.candidates,
         "final_logit_softcapping": config.cap, "output_multiplier": config.scale,
     }  # fmt: skip
-    spec |= {
-        "architectures": ["DFlash2DraftModel"],
-        "model_type": "qwen3",
-        "is_causal": False,
-        "dflash_config": nested,
-    }
+    kind = {"architectures": ["DFlash2DraftModel"], "model_type": "qwen3", "is_causal": False}
+    spec |= kind | {"dflash_config": nested}
     (folder / CONFIG).write_text(json.dumps(spec))
     save_file({name: tensor for name, tensor in net.state_dict().items() if name != "d2t"}, folder / WEIGHTS)
 
@@ -118,9 +110,7 @@ def write_forms(folder, golden):
     forms["deepspec"].mkdir()
     deepspec(forms["deepspec"], eagle.dflash_network(target, rank=4, from_anchor=True))
     others = {
-        "dflash": "dflash_golden/one-layer",
-        "dflash 2": "dflash2_golden/two-taps",
-        "speculators' dflash": "dflash_windows_golden/causal",
-    }
-    others |= {"dspark": "dspark_golden/vanilla", "recurrent dspark": "dspark_golden/rnn"}
+        "dflash": "dflash_golden/one-layer", "dflash 2": "dflash2_golden/two-taps", "dspark": "dspark_golden/vanilla",
+        "speculators' dflash": "dflash_windows_golden/causal", "recurrent dspark": "dspark_golden/rnn",
+    }  # fmt: skip
     return forms | {name: golden / path for name, path in others.items()}

@@ -10,13 +10,8 @@ from transformers import AutoModelForCausalLM, DeepseekV3Config, DeepseekV3ForCa
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.drafters.hidden_state import HiddenStateRun
+from hf_lossy_assist.drafters.networks import corrected_networks as corrected
 from hf_lossy_assist.drafters.networks.base import AttentionWindow
-from hf_lossy_assist.drafters.networks.corrected_networks import (
-    DFlash2Config,
-    DFlash2Network,
-    DSparkConfig,
-    DSparkNetwork,
-)
 from hf_lossy_assist.drafters.networks.dflash_network import DFlashConfig, DFlashNetwork
 from hf_lossy_assist.drafters.networks.eagle_network import Eagle3Config, Eagle3Network
 from hf_lossy_assist.drafters.trained import Eagle3Drafter
@@ -26,16 +21,8 @@ from hf_lossy_assist.models.hidden_state_hook import HiddenStateHook
 
 
 def network(
-    target,
-    seed=0,
-    kind="llama",
-    layers=1,
-    draft_vocabulary=40,
-    target_layers=(0, 1, 2),
-    hidden=None,
-    has_embeddings=True,
-    **flags,
-):
+    target, seed=0, kind="llama", layers=1, draft_vocabulary=40, target_layers=(0, 1, 2), hidden=None, has_embeddings=True, **flags
+):  # fmt: skip
     """`draft_vocabulary`: how many tokens it can propose; None: all."""
     text = target.config.get_text_config(decoder=True)
     sizes = {
@@ -80,9 +67,8 @@ def watched(monkeypatch):
 def drafts(seen):
     """Yield each row's text and drafted tokens in each round, where there are any."""
     for round_ in seen:
-        for text, tokens, count in zip(
-            round_.texts, round_.draft.tokens.tolist(), round_.draft.lengths.tolist(), strict=False
-        ):
+        draft = round_.draft
+        for text, tokens, count in zip(round_.texts, draft.tokens.tolist(), draft.lengths.tolist(), strict=False):
             if count:
                 yield text, tokens[:count]
 
@@ -112,19 +98,16 @@ def chain_with_states(target, net, text, gamma, begin=0, follow=()):
     known = len(tokens) - 1  # the last pair with a state of the target's
     for _ in range(gamma):
         count = len(tokens)
-        masks = [
-            _seen_by(sight, count, known, states.dtype)
-            for sight in config.sights or [AttentionWindow()] * len(net.layers)
-        ]
+        sights = config.sights or [AttentionWindow()] * len(net.layers)
+        masks = [_seen_by(sight, count, known, states.dtype) for sight in sights]
         embeds = embedding(torch.tensor([tokens]))
         plain, normed = net(embeds, states, torch.arange(count)[None], masks, None)
         read.append(normed[0, -1])
         before.append(plain[0, -1])  # the last layer's, where `norm_output` is off
         full = (net.lm_head or target.get_output_embeddings())(normed[0, -1])
         if config.reduced:
-            full = torch.full((config.layer.vocab_size,), -torch.inf, dtype=full.dtype).scatter(
-                0, net.target_ids, full
-            )
+            nothing = torch.full((config.layer.vocab_size,), -torch.inf, dtype=full.dtype)
+            full = nothing.scatter(0, net.target_ids, full)
         logits.append(full)
         tokens.append(follow[len(read) - 1] if len(read) <= len(follow) else int(full.argmax()))
         states = torch.cat([states, plain[:, -1:]], dim=1)
@@ -175,8 +158,8 @@ def refused(folder, **kwargs):
 def dflash_network(target, seed=0, layers=1, block=5, target_layers=(0, 1, 2), draft_vocabulary=None, **flags):
     """DSpark's if `flags` has the rank of a Markov head, DFlash 2's if it has candidates; both are large, so that the token before matters."""
     of_dspark, second = "rank" in flags and "candidates" not in flags, "candidates" in flags
-    make, of = (DSparkNetwork, DSparkConfig) if of_dspark else (DFlashNetwork, DFlashConfig)
-    make, of = (DFlash2Network, DFlash2Config) if second else (make, of)
+    make, of = (corrected.DSparkNetwork, corrected.DSparkConfig) if of_dspark else (DFlashNetwork, DFlashConfig)
+    make, of = (corrected.DFlash2Network, corrected.DFlash2Config) if second else (make, of)
     text = target.config.get_text_config(decoder=True)
     layer = Qwen3Config(
         vocab_size=text.vocab_size, hidden_size=text.hidden_size, intermediate_size=48, num_hidden_layers=layers, num_attention_heads=4,
@@ -195,9 +178,8 @@ def dflash_network(target, seed=0, layers=1, block=5, target_layers=(0, 1, 2), d
         if of_dspark and config.confidence:
             out.confidence_head[0].bias.zero_()
         if draft_vocabulary:
-            out.d2t.copy_(
-                torch.randperm(text.vocab_size)[:draft_vocabulary].sort().values - torch.arange(draft_vocabulary)
-            )
+            ids = torch.randperm(text.vocab_size)[:draft_vocabulary].sort().values
+            out.d2t.copy_(ids - torch.arange(draft_vocabulary))
     return out.to(target.dtype).eval().requires_grad_(False)
 
 

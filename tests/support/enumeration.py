@@ -233,11 +233,8 @@ class Enumerating(Runner):
             law = next_distribution(call.rule, block, coins, accepted).double()
             for b, n in enumerate(accepted.tolist()):
                 start = tuple(block.tokens[b, :n].tolist())
-                by_row[b] = sum(
-                    q / float(law[b].sum()) * texts[b].behind((*start, x))
-                    for x, q in enumerate(law[b].tolist())
-                    if q > 0
-                )
+                share = law[b] / law[b].sum()
+                by_row[b] = sum(q * texts[b].behind((*start, x)) for x, q in enumerate(share.tolist()) if q > 0)
             return by_row[0] if batch == 1 else _product(by_row)
         ends, laws = _ends(call.rule.rule, block), {}
         for intervals in itertools.product(range(ends.shape[-1] - 1), repeat=gamma):
@@ -274,19 +271,9 @@ def marginal(law: np.ndarray, row: int) -> np.ndarray:
 
 
 def off(
-    target,
-    draft,
-    policy,
-    prompts,
-    length: int = 3,
-    rounds: int = 0,
-    end: int | None = 1,
-    room: int = 9,
-    real: bool = False,
-    processor=None,
-    others: dict | None = None,
-    **settings,
-) -> tuple[float, Enumerating]:
+    target, draft, policy, prompts, length: int = 3, rounds: int = 0, end: int | None = 1, room: int = 9, real: bool = False,
+    processor=None, others: dict | None = None, **settings,
+) -> tuple[float, Enumerating]:  # fmt: skip
     """How far the law of all rows' texts together is from the target's at most, under `policy`, and the runner that found it.
 
     `prompts`: `input_ids` and `attention_mask`; `length` of the texts; `room`: how many tokens the call may write; `real` as in `Enumerating`.

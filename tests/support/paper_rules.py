@@ -8,7 +8,7 @@ from pathlib import Path
 import hf_lossy_assist as hla
 from hf_lossy_assist.registry import list_entries, register
 from support import formulas
-from support.rule_cases import GREEDY, INF, SAMPLING, Case
+from support.rule_cases import GREEDY, INF, SAMPLING, Case, ladder_of
 
 
 sys.path.append(str(Path(__file__).parents[2] / "examples" / "reproduce"))
@@ -37,33 +37,17 @@ def registered() -> Iterator[None]:
             hla.forget("rule", entry.name)
 
 
+def cascade(form, *alphas, **more):
+    made = (lambda alpha: Cascade(alpha, form)), (lambda alpha: formulas.cascade(alpha, form))
+    return ladder_of(Cascade(-INF, form), *made, *alphas, **more)
+
+
 CASES = {
-    "ensemble": Case(
-        Ensemble(1.0),
-        tuple(Ensemble(w) for w in (0.9, 0.5, 0.0)),
-        tuple(formulas.ensemble(w) for w in (0.9, 0.5, 0.0)),
-    ),
-    "cascade": Case(
-        Cascade(-INF),
-        tuple(Cascade(a) for a in (-0.5, 0.0, 0.5, 1.0)),
-        tuple(formulas.cascade(a, "opt") for a in (-0.5, 0.0, 0.5, 1.0)),
-    ),
-    "cascade chow": Case(
-        Cascade(-INF, "chow"),
-        tuple(Cascade(a, "chow") for a in (0.3, 0.5, 0.7, 0.9)),
-        tuple(formulas.cascade(a, "chow") for a in (0.3, 0.5, 0.7, 0.9)),
-    ),
-    "cascade diff": Case(
-        Cascade(-INF, "diff"),
-        tuple(Cascade(a, "diff") for a in (-0.1, 0.0, 0.3)),
-        tuple(formulas.cascade(a, "diff") for a in (-0.1, 0.0, 0.3)),
-    ),
-    "cascade token": Case(
-        Cascade(-INF, "token"),
-        tuple(Cascade(a, "token") for a in (0.0, 0.5, 0.95)),
-        tuple(formulas.cascade(a, "token") for a in (0.0, 0.5, 0.95)),
-        above_strict=False, monotone=False,
-    ),
+    "ensemble": ladder_of(Ensemble(1.0), Ensemble, formulas.ensemble, 0.9, 0.5, 0.0),
+    "cascade": ladder_of(Cascade(-INF), Cascade, lambda a: formulas.cascade(a, "opt"), -0.5, 0.0, 0.5, 1.0),
+    "cascade chow": cascade("chow", 0.3, 0.5, 0.7, 0.9),
+    "cascade diff": cascade("diff", -0.1, 0.0, 0.3),
+    "cascade token": cascade("token", 0.0, 0.5, 0.95, above_strict=False, monotone=False),
     "kl_judge": Case(
         KLJudge(0.0),
         (KLJudge(0.2, 0.5), KLJudge(0.8, 0.5), KLJudge(0.8), KLJudge(INF, 1.0)),
@@ -102,15 +86,9 @@ CASES = {
         ),
         modes=(GREEDY,),
     ),
-    "fly": Case(
-        FLy(1, INF),
-        (FLy(3, 0.9), FLy(2, 0.9), FLy(2, 0.3), FLy(1, 0.3), FLy(0, 0.0)),
-    ),
-    "synthetic_for_benchmarks": Case(
-        SyntheticForBenchmarks(),
-        tuple(SyntheticForBenchmarks(x) for x in (0.0, 0.3, 0.8, 1.0)),
-        tuple(formulas.synthetic(x) for x in (0.0, 0.3, 0.8, 1.0)),
-        above_strict=False,
+    "fly": Case(FLy(1, INF), (FLy(3, 0.9), FLy(2, 0.9), FLy(2, 0.3), FLy(1, 0.3), FLy(0, 0.0))),
+    "synthetic_for_benchmarks": ladder_of(
+        SyntheticForBenchmarks(), SyntheticForBenchmarks, formulas.synthetic, 0.0, 0.3, 0.8, 1.0, above_strict=False,
     ),
     "limited ensemble": Case(  # whose correction is its own where it is allowed, and strict acceptance's elsewhere
         hla.Limited(Ensemble(0.5), per_request=0),
@@ -121,10 +99,7 @@ CASES = {
     "union ensemble": Case(
         hla.Union((Ensemble(1.0), hla.Lenience(1.0))),
         (hla.Union((Ensemble(0.5), hla.Lenience(0.5))), hla.Union((Ensemble(0.5), hla.Lenience(0.3)))),
-        (
-            formulas.union(formulas.ensemble(0.5), formulas.lenience(0.5)),
-            formulas.union(formulas.ensemble(0.5), formulas.lenience(0.3)),
-        ),
+        tuple(formulas.union(formulas.ensemble(0.5), formulas.lenience(x)) for x in (0.5, 0.3)),
         (SAMPLING,),
     ),
 }  # fmt: skip

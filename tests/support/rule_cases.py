@@ -35,61 +35,41 @@ class Case:
     by_hand: tuple[tuple[AcceptanceRule, tuple[tuple[list[list[float]], list[int], int], ...]], ...] = ()
 
 
+def ladder_of(neutral, make, formula, *settings, **more) -> Case:
+    """The case of a rule that `make` makes and `formula` describes, each of the same settings."""
+    rules, laws = (tuple(f(*x) if isinstance(x, tuple) else f(x) for x in settings) for f in (make, formula))
+    return Case(neutral, rules, laws, **more)
+
+
 CASES = {
     "strict": Case(Strict(), (Strict(),), (formulas.strict,)),
-    "top_k": Case(
-        hla.TopK(0), tuple(hla.TopK(k) for k in (0, 1, 2, 4)), tuple(formulas.top_k(k) for k in (0, 1, 2, 4))
+    "top_k": ladder_of(hla.TopK(0), hla.TopK, formulas.top_k, 0, 1, 2, 4),
+    "relaxed_top_k": ladder_of(
+        hla.RelaxedTopK(1, 0.6), hla.RelaxedTopK, formulas.relaxed_top_k, (1, 0.2), (2, 0.2), (4, 0.2), (4, 0.6), modes=(GREEDY,),
     ),
-    "relaxed_top_k": Case(
-        hla.RelaxedTopK(1, 0.6),
-        (hla.RelaxedTopK(1, 0.2), hla.RelaxedTopK(2, 0.2), hla.RelaxedTopK(4, 0.2), hla.RelaxedTopK(4, 0.6)),
-        tuple(formulas.relaxed_top_k(*x) for x in ((1, 0.2), (2, 0.2), (4, 0.2), (4, 0.6))),
-        (GREEDY,),
+    "top_k_tolerance": ladder_of(
+        hla.TopKTolerance(), hla.TopKTolerance, formulas.top_k_tolerance, (1, 1.0), (3, 0.5), (3, 2.0), (5, 2.0), modes=(GREEDY,),
     ),
-    "top_k_tolerance": Case(
-        hla.TopKTolerance(),
-        (hla.TopKTolerance(1, 1.0), hla.TopKTolerance(3, 0.5), hla.TopKTolerance(3, 2.0), hla.TopKTolerance(5, 2.0)),
-        tuple(formulas.top_k_tolerance(*x) for x in ((1, 1.0), (3, 0.5), (3, 2.0), (5, 2.0))),
-        (GREEDY,),
+    "typical": ladder_of(
+        hla.Typical(1.0, INF), hla.Typical, formulas.typical, (1.0, 1.0), (0.5, 1.0), (0.5, 0.6), (0.09, 0.3), (0.0, 0.3),
     ),
-    "typical": Case(
-        hla.Typical(1.0, INF),
-        (hla.Typical(1.0, 1.0), hla.Typical(0.5, 1.0), hla.Typical(0.5, 0.6), hla.Typical(), hla.Typical(0.0)),
-        tuple(formulas.typical(*x) for x in ((1.0, 1.0), (0.5, 1.0), (0.5, 0.6), (0.09, 0.3), (0.0, 0.3))),
+    "entropy_verify": ladder_of(
+        hla.EntropyVerify(0.0, 1.0), hla.EntropyVerify, formulas.entropy_verify, (0.0, 0.95), (0.4, 0.95), (2.0, 0.95), (2.0, 0.1),
+        modes=(SAMPLING,),
     ),
-    "entropy_verify": Case(
-        hla.EntropyVerify(0.0, 1.0),
-        (hla.EntropyVerify(0.0, 0.95), hla.EntropyVerify(), hla.EntropyVerify(2.0, 0.95), hla.EntropyVerify(2.0, 0.1)),
-        tuple(formulas.entropy_verify(*x) for x in ((0.0, 0.95), (0.4, 0.95), (2.0, 0.95), (2.0, 0.1))),
-        (SAMPLING,),
+    "thresholds": ladder_of(
+        hla.Thresholds(), hla.Thresholds, formulas.thresholds, (0.6, 1.0), (0.6, 0.5), (0.2, 0.5), (0.2, 0.1), modes=(SAMPLING,),
     ),
-    "thresholds": Case(
-        hla.Thresholds(),
-        (hla.Thresholds(0.6), hla.Thresholds(0.6, 0.5), hla.Thresholds(0.2, 0.5), hla.Thresholds(0.2, 0.1)),
-        tuple(formulas.thresholds(*x) for x in ((0.6, 1.0), (0.6, 0.5), (0.2, 0.5), (0.2, 0.1))),
-        (SAMPLING,),
-    ),
-    "lenience": Case(
-        hla.Lenience(1.0),
-        tuple(hla.Lenience(x) for x in (0.8, 0.4, 0.05)),
-        tuple(formulas.lenience(x) for x in (0.8, 0.4, 0.05)),
-    ),
+    "lenience": ladder_of(hla.Lenience(1.0), hla.Lenience, formulas.lenience, 0.8, 0.4, 0.05),
     "block_verification": Case(None, (hla.BlockVerification(),), above_strict=False),
     "limited": Case(
         hla.Limited(hla.TopK(4), per_request=0),
-        (
-            hla.Limited(hla.TopK(4), never=(0, 1)), hla.Limited(hla.TopK(4), never=(1,)),
-            hla.Limited(hla.TopK(4)),
-        ),
-        (
-            formulas.limited(formulas.top_k(4), (0, 1)), formulas.limited(formulas.top_k(4), (1,)),
-            formulas.top_k(4),
-        ),
+        (hla.Limited(hla.TopK(4), never=(0, 1)), hla.Limited(hla.TopK(4), never=(1,)), hla.Limited(hla.TopK(4))),
+        (formulas.limited(formulas.top_k(4), (0, 1)), formulas.limited(formulas.top_k(4), (1,)), formulas.top_k(4)),
     ),
-    "limited overshoot": Case(
-        hla.Limited(hla.TopK(4), max_overshoot=1.0),
-        tuple(hla.Limited(hla.TopK(4), max_overshoot=most) for most in (1.0, 1.5, 4.0, INF)),
-        tuple(formulas.limited(formulas.top_k(4), max_overshoot=most) for most in (1.0, 1.5, 4.0, INF)),
+    "limited overshoot": ladder_of(
+        hla.Limited(hla.TopK(4), max_overshoot=1.0), lambda most: hla.Limited(hla.TopK(4), max_overshoot=most),
+        lambda most: formulas.limited(formulas.top_k(4), max_overshoot=most), 1.0, 1.5, 4.0, INF,
     ),
     "union": Case(
         hla.Union((hla.TopK(0), hla.Typical(1.0, INF))),

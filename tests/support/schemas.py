@@ -3,7 +3,6 @@
 import random
 
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from support import small
 
@@ -21,9 +20,7 @@ def tokenizer():
     vocab |= {piece: 4 + n for n, piece in enumerate(CHARACTERS + PIECES)}
     inner = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
     inner.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    return PreTrainedTokenizerFast(
-        tokenizer_object=inner, pad_token="<pad>", unk_token="<unk>", eos_token="</s>", padding_side="left"
-    )
+    return small.of_words(inner)
 
 
 def target(seed=0):

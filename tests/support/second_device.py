@@ -239,9 +239,7 @@ def moved(model: Any, place: torch.device | None = None) -> Any:
         for store in (module._parameters, module._buffers):
             for name, tensor in store.items():
                 if tensor is not None and id(tensor) not in made:
-                    copied = PretendTensor(tensor.detach(), place)
-                    made[id(tensor)] = (
-                        torch.nn.Parameter(copied, False) if isinstance(tensor, torch.nn.Parameter) else copied
-                    )
+                    there, is_parameter = PretendTensor(tensor.detach(), place), isinstance(tensor, torch.nn.Parameter)
+                    made[id(tensor)] = torch.nn.Parameter(there, False) if is_parameter else there
                 store[name] = None if tensor is None else made[id(tensor)]
     return out

@@ -21,27 +21,18 @@ def texts(out: Any, width: int) -> list[list[int]]:
 
 def assert_same(rows: Sequence[RowStats], expected: Sequence[RowStats]) -> None:
     """Compare the statistics of rows: equal counts, and overshoots up to the rounding of the two ways to compute logits."""
-    counts, wanted = (
-        [replace(row, overshoot_sum=0.0, overshoot_max=0.0) for row in part] for part in (rows, expected)
-    )
-    assert counts == wanted
+    none = {"overshoot_sum": 0.0, "overshoot_max": 0.0}
+    assert [replace(row, **none) for row in rows] == [replace(row, **none) for row in expected]
     for row, other in zip(rows, expected, strict=True):
-        assert (row.overshoot_sum, row.overshoot_max) == pytest.approx(
-            (other.overshoot_sum, other.overshoot_max), rel=1e-3
-        )
+        for name in none:
+            assert getattr(row, name) == pytest.approx(getattr(other, name), rel=1e-3)
 
 
 @torch.no_grad()
 def write(
-    target: Any,
-    draft: Any,
-    prompt: torch.Tensor,
-    eos: int,
-    cap: int,
-    new: int,
-    accept: Callable[[list[int], list[int], torch.Tensor], int],
-    doubt: Callable[[torch.Tensor, int, int], bool] = lambda *_: False,
-) -> tuple[list[int], RowStats]:
+    target: Any, draft: Any, prompt: torch.Tensor, eos: int, cap: int, new: int,
+    accept: Callable[[list[int], list[int], torch.Tensor], int], doubt: Callable[[torch.Tensor, int, int], bool] = lambda *_: False,
+) -> tuple[list[int], RowStats]:  # fmt: skip
     """Return the new tokens behind a prompt (1, length), and their statistics.
 
     A draft ends at the cap, the room, an end token, or where `doubt(state, round, place)` says so. `accept(drafted, the target's

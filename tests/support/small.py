@@ -70,15 +70,18 @@ def words(count=VOCAB - 4):
     return [f"w{i}" for i in range(count - 1)] + ["abcdef"]
 
 
+def of_words(inner):
+    special = {"pad_token": "<pad>", "unk_token": "<unk>", "eos_token": "</s>"}
+    return PreTrainedTokenizerFast(tokenizer_object=inner, **special, padding_side="left")
+
+
 def tokenizer(order=None):
     """A tokenizer of whole words, ids from 4 on in `order`; 0 to 3 are special."""
     vocab = {"<pad>": PAD, "<unk>": 1, "<s>": 2, "</s>": EOS}
     vocab |= {word: 4 + i for i, word in enumerate(words() if order is None else order)}
     inner = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
     inner.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=inner, pad_token="<pad>", unk_token="<unk>", eos_token="</s>", padding_side="left"
-    )
+    return of_words(inner)
 
 
 class Listener(BaseStreamer):

@@ -51,10 +51,8 @@ def walk(stop, numbers: Sequence[int] = (0, 1, 2, 3), order: Sequence[int] = (0,
     most = stop.longest
     sharpness = torch.rand(4, ROUNDS, most, 1) * 4
     logits, states = torch.randn(4, ROUNDS, most, 12) * sharpness, torch.randn(4, ROUNDS, most, 32)
-    tokens, share = (
-        logits.argmax(dim=-1, keepdim=True),
-        torch.rand(4, ROUNDS) ** torch.tensor([[0.2], [0.5], [1.0], [3.0]]),
-    )
+    tokens = logits.argmax(dim=-1, keepdim=True)
+    share = torch.rand(4, ROUNDS) ** torch.tensor([[0.2], [0.5], [1.0], [3.0]])
     run, drafted = stop.start(4), [[0] * ROUNDS for _ in range(4)]
     for i in range(ROUNDS):
         unfinished, present = ([b for b in order if i < LEAVES[b] + later] for later in (0, 2))
@@ -65,9 +63,8 @@ def walk(stop, numbers: Sequence[int] = (0, 1, 2, 3), order: Sequence[int] = (0,
             stops = torch.zeros(len(present), dtype=torch.bool)
             if stop.adaptive:
                 rows = [numbers[b] for b in present]
-                stops = run.after_token(
-                    tokens[present, i, t], (logits[present, i, t],), rows=rows, features=states[present, i, t]
-                )
+                scores, features = (logits[present, i, t],), states[present, i, t]
+                stops = run.after_token(tokens[present, i, t], scores, rows=rows, features=features)
                 assert stops.shape == (len(present),) and stops.dtype == torch.bool
             for b, stopped in zip(present, stops.tolist(), strict=True):
                 if t < room[b]:

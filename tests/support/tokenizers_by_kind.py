@@ -108,7 +108,6 @@ def drawn(tokenizer: Any, rng: random.Random, most: int = 60) -> list[int]:
         elif rng.random() < 0.1:
             ids.append(rng.choice(sorted(tokenizer.added_tokens_decoder)))
         else:
-            ids += [
-                rng.randrange(256 if bytes_too and rng.random() < 0.3 else 0, size) for _ in range(rng.randint(1, 4))
-            ]
+            least = 256 if bytes_too and rng.random() < 0.3 else 0
+            ids += [rng.randrange(least, size) for _ in range(rng.randint(1, 4))]
     return ids[:most]

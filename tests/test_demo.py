@@ -30,43 +30,31 @@ def models():
     return demo.load()
 
 
-def test_problems_come_from_their_seed_and_splits_are_disjoint():
-    assert demo.problems(5, seed=3) == demo.problems(5, seed=3)
-    assert demo.problems(9, seed=3)[:5] == demo.problems(5, seed=3)
-    prompts = {split: {p.prompt for p in demo.problems(500, 0, split)} for split in ("train", "calibration", "test")}
-    assert not (prompts["train"] & prompts["test"] or prompts["train"] & prompts["calibration"])
-    assert not prompts["calibration"] & prompts["test"]
-
-
-def test_the_stated_answer_is_the_arithmetic_one():
+def test_problems_are_what_they_say():
     for problem in demo.problems(300, seed=1):
         start, first, second = map(int, re.findall(r"\d+", problem.prompt))
         signs = [1 if verb in task.GAINS else -1 for verb in re.findall(r"(\w+) \d+", problem.prompt)[1:]]
         assert problem.answer == start + signs[0] * first + signs[1] * second
         assert demo.answer(problem.prompt + problem.solution) == problem.answer
-
-
-def test_answer_reads_the_last_statement_or_nothing():
     assert demo.answer("The answer is 7. The answer is 12.") == 12
     assert demo.answer("The answer is twelve.") is None
     assert demo.answer("") is None
-
-
-def test_wordings_follow_the_card():
     for problem in demo.problems(100, seed=2):
         wordings = dict(re.findall(r"(\w+) (plain|warm|brisk)", problem.prompt))
         assert problem.solution.startswith(task.START[wordings["start"]])
         assert task.END[wordings["end"]] + " The answer is" in problem.solution
+    assert demo.problems(5, seed=3) == demo.problems(5, seed=3)
+    assert demo.problems(9, seed=3)[:5] == demo.problems(5, seed=3)
+    prompts = {split: {p.prompt for p in demo.problems(500, 0, split)} for split in ("train", "calibration", "test")}
+    assert not (prompts["train"] & prompts["test"] or prompts["train"] & prompts["calibration"])
+    assert not prompts["calibration"] & prompts["test"]
+    assert len(list(islice(task.generate_problems("test", 0), 1000))) == 1000
 
 
-def test_the_shipped_heads_are_of_the_demos_models(models):
+def test_what_is_shipped_is_of_the_demos_models(models):
     for made in map(demo.head, demo.HEADS):
         assert made.config.model_weights.keys() == {"target", "draft"}
         made.check(models.target, models.draft, models.tokenizer)
-
-
-def test_the_shipped_profile_is_of_the_demos_models(models):
-    """As `hf-lossy profile --prompts demo` makes it: other prompts than those that speed is measured on, and S and A tell something."""
     made = demo.profile()
     assert made.training["source"] == "the demo task, calibration problems of seed 0" and made.gamma == 7
     with warnings.catch_warnings():
@@ -76,6 +64,10 @@ def test_the_shipped_profile_is_of_the_demos_models(models):
     assert [row["cells"] for row in made.metrics["information"]] == [25, 100, 400, 272]
     assert min(gains) > 0 and gains == sorted(gains)
     assert made.latency.batches.tolist() == [1, 4, 16, 32, 64]
+    assert sum(path.stat().st_size for path in demo.FOLDER.rglob("*") if path.is_file()) < 15e6
+    for problem in demo.problems(100, seed=5):
+        text = problem.prompt + problem.solution
+        assert models.tokenizer.decode(models.tokenizer(text).input_ids) == text
 
 
 def test_policies_with_a_profile_equal_what_their_json_form_builds():
@@ -108,12 +100,6 @@ def test_wrong_arguments_are_refused():
         demo.problems("a")
     with pytest.raises(ValueError, match="'dev'"):
         demo.problems(1, split="dev")
-
-
-def test_the_tokenizer_is_lossless_on_the_task(models):
-    for problem in demo.problems(100, seed=5):
-        text = problem.prompt + problem.solution
-        assert models.tokenizer.decode(models.tokenizer(text).input_ids) == text
 
 
 @pytest.mark.full
@@ -154,10 +140,6 @@ def test_strict_and_svip_equal_the_target_on_40_unseen_problems_in_ragged_batche
                     **inputs, max_new_tokens=64, do_sample=False, assistant_model=models.draft, lossy_policy=policy
                 )
                 assert texts(got, padding) == expected[i : i + size]
-
-
-def test_package_data_stays_under_15_mb():
-    assert sum(path.stat().st_size for path in demo.FOLDER.rglob("*") if path.is_file()) < 15e6
 
 
 @pytest.mark.nightly
@@ -203,7 +185,3 @@ def test_a_hybrid_pair_is_trained_too(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", [str(script), "--hybrid", "--only", "companion", "--out", str(tmp_path)])
     with pytest.raises(SystemExit):
         runpy.run_path(str(script), run_name="__main__")
-
-
-def test_streams_do_not_end():
-    assert len(list(islice(task.generate_problems("test", 0), 1000))) == 1000

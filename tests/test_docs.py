@@ -85,11 +85,6 @@ def test_the_notebook_runs(capsys):
     assert "The answer is" in capsys.readouterr().out and names["out"].speculation._repr_html_()
 
 
-def test_the_pages_have_blocks_that_run():
-    guides = {page.stem for page in PAGES if page.parent.name == "how-to"}
-    assert guides and guides <= {page.stem for page in PAGES if blocks(page)}
-
-
 @pytest.mark.nightly(every=3)
 @pytest.mark.full
 @pytest.mark.filterwarnings("default")  # examples are for people, who see warnings; `make test` makes them errors
@@ -127,17 +122,16 @@ def test_shell_script_runs_in_two_processes(script, tmp_path):
     assert ran.returncode == 0 and ran.stdout.strip() and out.exists(), ran.stderr[-3000:]
 
 
-def test_no_example_is_forgotten():
+def test_no_example_is_forgotten_and_the_readme_is_short():
     of_processes = {path.name for path in (ROOT / "examples" / "multi_gpu").glob("*.*")}
     assert of_processes == {name for name in JOBS if "." in name} | set(SHELL) | {"job.slurm"}
     scripts = {path.name for path in (ROOT / "examples").glob("*.py")}
     assert scripts == set(EXAMPLES) | ELSEWHERE
-
-
-def test_the_readme_is_short_and_names_every_method():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(readme.splitlines()) <= 150
     for name in ("SVIP", "SPRINTER", "SpecDec++", "AutoJudge", "SV"):
         assert f"[{name}]" in readme, name
     for link in re.findall(r"\]\(([^)#]+)", readme):
         assert link.startswith("https://") or (ROOT / link).exists(), link
+    guides = {page.stem for page in PAGES if page.parent.name == "how-to"}
+    assert guides and guides <= {page.stem for page in PAGES if blocks(page)}

@@ -47,9 +47,6 @@ def test_parts_are_the_whole(part, monkeypatch):
     assert torch.equal(in_parts(spread, x, bar), spread(x, bar))
     assert sum(seen[:-1]) == 5 and (len(seen) == 2) == (part == 1 << 20)
     assert in_parts(spread, x[:0], bar[:0]).shape == (0, 3)
-
-
-def test_a_graph_has_no_parts(monkeypatch):
     monkeypatch.setattr(tensors, "PART", 1)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     seen: list[int] = []
@@ -62,9 +59,6 @@ def test_one_place_of_each_row():
     for places in ([0, 1, 2, 0], [2, 2, 2, 2]):
         assert torch.equal(at_places(x, torch.tensor(places)), x[range(4), places])
         assert torch.equal(at_places(x[:, :, ::2], torch.tensor(places)), x[range(4), places, ::2])
-
-
-def test_passing_is_what_a_comparison_says():
     for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
         x = values(300, step=0.25).to(dtype)
         bar = x[..., 5:6]

@@ -102,7 +102,7 @@ FAULTS = (
     Fault("scheduler end tokens", "generation/scheduler.py", "other.row and other.row.end_tokens != request.row.end_tokens for other in others", "False for other in others", "generation/test_many_memory.py"),
     Fault("scheduler room", "generation/scheduler.py", "return math.inf if self.tokens is None else self.tokens - reserved - sum(request.longest for request in texts)", "return math.inf", "generation"),
     Fault("server tenants", "server/worker.py", "pool = self._pools.setdefault(request.tenant, SuffixMemory(POOL_TOKENS))", 'pool = self._pools.setdefault("", SuffixMemory(POOL_TOKENS))', "server"),
-    Fault("server tenants' prompts", "server/routes.py", 'tenant = hashlib.sha256(http.headers.get("authorization", "").encode()).hexdigest()', 'tenant = ""', "server/test_served_drafters.py"),
+    Fault("server tenants' prompts", "server/routes.py", 'tenant = hashlib.sha256(http.headers.get("authorization", "").encode()).hexdigest()', 'tenant = ""', "server/test_server.py"),
     Fault("server stop texts", "server/detokenize.py", "end -= self.stops.count_begun(text)", "pass", "server/test_logprobs.py"),
     Fault("server group", "server/worker.py", "tuple(sorted(request.sampling.items()))", "len(request.sampling)", "server/test_server.py"),
     Fault("server queue", "server/worker.py", "if len(self._jobs) + texts > self.most:", "if len(self._jobs) > self.most:", "server"),

@@ -56,10 +56,6 @@ def test_by_hand():
         assert got.shape == (2, 3) and got.dtype == torch.float32
         torch.testing.assert_close(got, torch.full((2, 3), 1 / (1 + 2.718281828459045**-0.5)))
     torch.testing.assert_close(head.logit(features), torch.full((2, 3), 0.5))
-
-
-def test_mlp_by_hand():
-    """One unit that passes h₀ through ReLU (above 0 it is the identity), times 3, minus 20: h₀ = 7 gives σ(1)."""
     head = mlp()
     with torch.no_grad():
         for parameter in head.parameters():
@@ -119,13 +115,9 @@ def test_the_digest_is_of_the_weights():
     assert hashlib.sha256(safetensors.torch.save(head.tensors())).hexdigest() == head.digest
 
 
-def test_the_class_must_fit(tmp_path):
+def test_a_head_and_its_config_are_of_one_kind(tmp_path):
     mlp().save_pretrained(tmp_path / "head")
     refused(lambda: LinearHead.from_pretrained(tmp_path / "head"), "holds a MLPHead, not a LinearHead")
-
-
-def test_a_config_of_the_other_kind_is_refused():
-    """Saved, such a head could not be loaded again."""
     refused(lambda: LinearHead(HeadConfig(8, kind="mlp", width=3)), "the config is of kind 'mlp'")
     refused(lambda: MLPHead(HeadConfig(8)), "the config is of kind 'linear'")
 
@@ -316,7 +308,7 @@ def test_the_card(saved):
     assert "{{" not in text and "{%" not in text and "None" not in text
 
 
-def test_a_card_loads_models_in_int8_as_they_were_used(tmp_path):
+def test_cards_of_models_in_int8_and_of_local_ones(tmp_path):
     names = {"target": "org/target[:3]:int8", "draft": "org/draft[:4]:int8"}
     config = full_config()
     models = {role: dataclasses.replace(getattr(config, role), id=name) for role, name in names.items()}
@@ -325,10 +317,7 @@ def test_a_card_loads_models_in_int8_as_they_were_used(tmp_path):
     assert 'target = hla.enable(hla.early_exit(hla.load("org/target", dtype="int8"), 3))' in card
     assert 'draft = hla.early_exit(hla.load("org/draft", dtype="int8"), 4)' in card and "AutoModel" not in card
     assert ModelCard.load(tmp_path / "README.md").data.base_model == ["org/draft", "org/target"]
-
-
-def test_a_card_of_local_models_names_no_base_model(tmp_path):
-    """Only what can be a repository's name: another value would make the Hub refuse the card."""
-    identities().save_pretrained(tmp_path)
-    card = ModelCard.load(tmp_path / "README.md")
+    # Only what can be a repository's name: another value would make the Hub refuse the card.
+    identities().save_pretrained(tmp_path / "local")
+    card = ModelCard.load(tmp_path / "local" / "README.md")
     assert card.data.base_model is None and "model-index" not in card.data.to_dict() and "None" not in card.text

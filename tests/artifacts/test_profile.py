@@ -99,9 +99,6 @@ def test_tables_with_gaps_or_out_of_order():
         ({"companion": -latency().companion}, "out of order"), ({"noise": -latency().noise}, "out of order"),
     ):  # fmt: skip
         refused(lambda: latency(**changes), f"the latency table .*{says}: measure it again")  # noqa: B023
-
-
-def test_a_table_that_ends_elsewhere_than_the_drafts():
     refused(lambda: profile(gamma=GAMMA + 1), f"not measured up to γ = {GAMMA + 1} tokens a row")
     refused(lambda: profile(gamma=GAMMA - 1), f"not measured up to γ = {GAMMA - 1} tokens a row")
     short = latency().tokens.copy()
@@ -120,7 +117,7 @@ def test_a_long_field_of_a_profile_is_shortened_in_warnings():
     assert len(caught) == 2
 
 
-def test_latency_by_hand_and_between_batches():
+def test_latency_by_hand_between_batches_and_beyond():
     """In seconds: 4 rows, γ = 2, m tokens: 10 + 4 + m ms, two draft steps of 1.4 ms, 2 ms for the companion.
 
     Ten rows lie half-way between 4 and 16, and this table is linear in rows and tokens a row.
@@ -131,10 +128,6 @@ def test_latency_by_hand_and_between_batches():
     assert table.unobserved(4, 2) == pytest.approx(expected[-1] - 2e-3, rel=1e-12)
     np.testing.assert_allclose(table.of(10, GAMMA), (10 + 10 + np.arange(41) + GAMMA * 2.0 + 2) / 1e3, rtol=1e-12)
     np.testing.assert_allclose(table.of(2, 1), (10 + 2 + np.arange(3) + 1.2 + 2) / 1e3, rtol=1e-12)
-
-
-def test_latency_beyond_the_batches():
-    """In proportion to the nearest: the choice is then the same as there."""
     table = latency()
     for batch, near in ((64, 16), (17, 16)):
         ours = table.of(batch, GAMMA)
@@ -228,15 +221,12 @@ def test_cells_by_hand():
 # -- models and settings --------------------------------------------------------------------------------------------------
 
 
-def test_other_models_are_refused():
+def test_other_models_are_refused_and_what_may_differ_warns():
     """In each role; `test_heads.py` has the facts that are compared."""
     for role in ("target", "draft", "companion"):
         made = profile(**{role: dataclasses.replace(getattr(profile(), role), vocab_size=7)})
         line = refused(lambda: made.check(target(), draft(), companion()), "vocab_size 7 there")  # noqa: B023
         assert f"the {role}" in line and "hf-lossy profile" in line
-
-
-def test_another_id_or_machine_warns():
     made = profile(draft=dataclasses.replace(profile().draft, id="org/other"))
     with pytest.warns(UserWarning, match="the profile's draft .* may differ: id 'org/other' there"):
         made.check(target(), draft(), companion())

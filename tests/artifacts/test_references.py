@@ -50,9 +50,6 @@ def test_a_policy_takes_no_head_from_elsewhere_on_the_disk(hub, tmp_path, monkey
         )
     for load in (LossyPolicy.from_pretrained, pull):
         refused(lambda load=load: load(shared(with_head("../HEAD"))), "one of its own sub-folders or a repository on")
-
-
-def test_what_the_user_writes_in_python_may_name_any_folder_here(tmp_path):
     linear().save_pretrained(tmp_path / "HEAD")
     spec = with_head(str(tmp_path / "HEAD"))
     for form in (spec, json.dumps(spec)):
@@ -67,16 +64,12 @@ def test_a_folder_here_does_not_stand_for_a_repository(hub, tmp_path, monkeypatc
         refused(lambda spec=spec: LossyPolicy.from_pretrained(shared(spec)), says)
 
 
-def test_a_link_is_no_sub_folder(tmp_path):
+def test_a_link_is_no_sub_folder_and_no_file_of_one(tmp_path):
     linear().save_pretrained(tmp_path / "elsewhere")
     Sprinter(linear()).save_pretrained(tmp_path / "policy")
     shutil.rmtree(tmp_path / "policy" / "stop_head")
     (tmp_path / "policy" / "stop_head").symlink_to(tmp_path / "elsewhere")
     refused(lambda: as_policy(tmp_path / "policy"), "stop_head is a link to another place")
-
-
-def test_a_link_is_no_file_of_a_sub_folder(tmp_path):
-    """A folder laid out like the Hub's cache changes nothing: there links lead to the blobs beside its snapshots, and only there."""
     linear().save_pretrained(tmp_path / "elsewhere")
     folder = tmp_path / "cache" / "snapshots" / "1"
     (tmp_path / "cache").mkdir()

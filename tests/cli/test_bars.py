@@ -42,29 +42,21 @@ def moves(monkeypatch):
 def within(moves, total):
     """Forward, to the end, and with stations inside each unit."""
     assert moves == sorted(moves) and moves[-1] == total
-    for unit in range(total):
-        assert any(unit < at < unit + 1 for at in moves), (unit, moves)
+    assert all(any(unit < at < unit + 1 for at in moves) for unit in range(total)), moves
+    moves.clear()
 
 
-def test_collecting_moves_within_a_batch(tmp_path, moves):
-    settings = CollectSettings(new_tokens=5, batch_size=2)
-    collecting.collect(*tiny_pair(), word_prompts(4, 6, 5), tmp_path / "data", settings)
-    within(moves, 2)
-
-
-@pytest.mark.full
-def test_mining_moves_within_a_problem(tmp_path, moves):
-    m = models()
-    mining.mine(m.target, m.draft, m.tokenizer, TASK, TASK.problems(1), tmp_path / "data", MineSettings(NEW))
-    assert moves == sorted(moves) and moves[-1] == 1 and any(0 < at < 1 for at in moves)
-
-
-def test_sampling_for_a_profile_moves_within_a_batch(tmp_path, moves):
+def test_jobs_move_within_a_batch(tmp_path, moves):
     target, draft, tokenizer = tiny_pair()
-    texts = [text.prompt for text in word_prompts(4, 6, 5)]
-    settings = ProfileSettings(gamma=(2,), new_tokens=12, batch_size=2, batches=(1,), rounds=3)
-    with RunFolder.opened(tmp_path / "out", collect_samples.STARTED, {}) as run:
-        collect_samples.collect(
-            collect_samples.Profiled(target, draft, tiny.noisy(target, 0.1), small.tokenizer(), texts, settings), run
-        )
+    given = word_prompts(4, 6, 5)
+    collecting.collect(target, draft, tokenizer, given, tmp_path / "data", CollectSettings(new_tokens=5, batch_size=2))
     within(moves, 2)
+    settings = ProfileSettings(gamma=(2,), new_tokens=12, batch_size=2, batches=(1,), rounds=3)
+    texts, companion = [text.prompt for text in given], tiny.noisy(target, 0.1)
+    profiled = collect_samples.Profiled(target, draft, companion, small.tokenizer(), texts, settings)
+    with RunFolder.opened(tmp_path / "out", collect_samples.STARTED, {}) as run:
+        collect_samples.collect(profiled, run)
+    within(moves, 2)
+    m = models()
+    mining.mine(m.target, m.draft, m.tokenizer, TASK, TASK.problems(1), tmp_path / "mined", MineSettings(NEW))
+    within(moves, 1)

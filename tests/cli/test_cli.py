@@ -23,14 +23,11 @@ CANNOT_BE_SET = [
 ]
 
 
-def test_the_demo_solves_its_problems_and_shows_statistics(hf_lossy):
+def test_the_demo_solves_its_problems_and_shows_statistics(hf_lossy, tmp_path):
     done = hf_lossy("generate", "--policy", "svip", "--batch-size", "3")
     assert done.code == 0, done.err
     assert "The answer is" in done.out and "solved 3 of 3 problems" in done.out and "draft acceptance rate" in done.out
     assert "\x1b[" not in done.out  # plain where there is no terminal
-
-
-def test_json_is_one_object_with_the_promised_keys(hf_lossy, tmp_path):
     problems = demo.problems(3, seed=9)
     file = tmp_path / "prompts.jsonl"
     file.write_text("".join(json.dumps({"prompt": p.prompt}) + "\n" for p in problems))

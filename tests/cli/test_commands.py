@@ -122,6 +122,7 @@ def test_one_line(hf_lossy, tmp_path):
         done = hf_lossy(*(a.replace("{tmp}", str(tmp_path)) for a in arguments))
         assert says in done.line and not done.out, arguments
         assert {p.name for p in tmp_path.iterdir()} <= {"there", "prompts.jsonl", "x.partial"}
+    assert hf_lossy("--version") == (0, f"hf-lossy {hf_lossy_assist.__version__}\n", "")
 
 
 def test_another_tokenizer_than_a_head_or_profile_was_made_with_is_refused(hf_lossy, tmp_path):
@@ -152,10 +153,6 @@ def test_each_prompt_has_limits(hf_lossy, tmp_path):
     assert "limits of its own" in line
     file.write_text(json.dumps({"prompt": problem, "max_new_token": 3}), encoding="utf-8")
     assert "Did you mean 'max_new_tokens'?" in hf_lossy(*command).line
-
-
-def test_the_version(hf_lossy):
-    assert hf_lossy("--version") == (0, f"hf-lossy {hf_lossy_assist.__version__}\n", "")
 
 
 @pytest.mark.full

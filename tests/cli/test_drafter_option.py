@@ -65,10 +65,6 @@ def test_refusals(hf_lossy, tmp_path, monkeypatch):
         for name, says in {"exit:x": "expected exit:N with a number of layers", "D": "expected both"}.items():
             assert says in hf_lossy(command, "--assistant", name, *out).line
     assert "computes nothing to learn from" in hf_lossy("collect", "--assistant", "suffix", "--out", "out").line
-
-
-def test_a_head_of_another_drafter_is_refused(hf_lossy, tmp_path):
-    """By its sizes, as of another model; files of a drafter by their folder."""
     folder = demo.FOLDER / "eagle3_drafter"
     head = f"specdec:head={demo.FOLDER / 'specdec_head'}"
     wrong = hf_lossy("generate", "--policy", head, "--drafter", folder, "--limit", 1)

@@ -50,9 +50,6 @@ def test_what_a_terminal_acts_on_is_written_out(capsys):
     assert quiet(given) and json.loads(given) == {WILD: [WILD]}
     assert "[link=http://x]a[/link]" in rich and "\\x1b]0;title" in rich
     assert set(rich.replace("\n", "").split("\x1b[")[1:]) and "\x07" not in rich and "\x9b" not in rich
-
-
-def test_json_has_no_infinity(capsys):
     show_json({"threshold": math.inf, "a": [-math.inf, (math.nan, 0.5)]})
     text = capsys.readouterr().out
     assert json.loads(text, parse_constant=pytest.fail) == {"threshold": "inf", "a": ["-inf", ["nan", 0.5]]}
@@ -83,6 +80,7 @@ def test_generate_shows_prompts_paths_and_texts_as_text(hf_lossy, tmp_path):
     assert quiet(as_json.out) and as_json.json["outputs"][0]["prompt"] == prompt
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_warnings_of_a_command_are_one_line(hf_lossy, tmp_path):
     LinearHead(HeadConfig(48)).save_pretrained(tmp_path / "head")
     config = json.loads((tmp_path / "head" / "config.json").read_text())
@@ -92,10 +90,6 @@ def test_warnings_of_a_command_are_one_line(hf_lossy, tmp_path):
         done = hf_lossy("generate", "--policy", f"sprinter:head={tmp_path / 'head'}", "--max-new-tokens", 2)
     [line] = [line for line in done.err.splitlines() if "entries not known" in line]
     assert line.startswith("warning: ") and quiet(line) and "\\x1b" in line and "site-packages" not in done.err
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning")
-def test_what_torch_refuses_is_one_line(hf_lossy, tmp_path):
     LinearHead(HeadConfig(4)).save_pretrained(tmp_path / "head")  # of another size, and of no named models
     done = hf_lossy("generate", "--policy", f"sprinter:head={tmp_path / 'head'}", "--max-new-tokens", 2)
     assert done.code == 2 and "Traceback" not in done.err

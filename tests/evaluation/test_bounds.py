@@ -17,18 +17,12 @@ def test_how_many_problems_a_certificate_needs():
         assert harm_bound(allowed + 1, problems, 0.05) > 0.01
         assert allowed < 0 or harm_bound(allowed, problems, 0.05) <= 0.01
     assert [harms_allowed(n, 0.01, 0.05) for n in (298, 299, 1319)] == [-1, 0, 7]
-
-
-def test_the_bound_is_clopper_and_pearsons():
     for harms, problems in ((0, 20), (3, 50), (50, 50)):
         exact = 1.0 if harms == problems else beta.ppf(0.95, harms + 1, problems - harms)
         assert harm_bound(harms, problems, 0.05) == pytest.approx(exact)
     assert harm_bound(0, 100, 0.05) == pytest.approx(1 - 0.05 ** (1 / 100))
     assert net_bound(3, 0, 50, 0.1) == pytest.approx(harm_bound(3, 50, 0.05))
     assert net_bound(3, 9, 50, 0.1) < net_bound(3, 0, 50, 0.1)
-
-
-def test_ladders_share_what_may_go_wrong():
     steps = [Candidate(f"{ladder} 0", ladder, 0) for ladder in ("top_k", "typical")]
     tried = {step.name: TrialResult(1.2, 1, 0, 800) for step in steps}
     for climbed in (steps[:1], steps):

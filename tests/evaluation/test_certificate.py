@@ -48,15 +48,12 @@ def test_a_policy_carries_its_certificate(tmp_path):
     assert "99.9% confidence" in str(replace(policy.certificate, confidence=1 - (1 - 0.999)))
 
 
-def test_another_policy_in_its_folder_has_no_certificate(tmp_path):
+@pytest.mark.full
+def test_another_policy_in_its_place_has_no_certificate(tmp_path, hub):
     replace(POLICY, certificate=a_certificate()).save_pretrained(tmp_path / "policy")
     with pytest.warns(UserWarning, match="README.md stays as it is"):
         hla.LossyPolicy(hla.TopK(40)).save_pretrained(tmp_path / "policy")
     assert hla.LossyPolicy.from_pretrained(tmp_path / "policy").certificate is None
-
-
-@pytest.mark.full
-def test_the_next_policy_in_its_repository_has_no_certificate(hub, tmp_path):
     replace(POLICY, certificate=a_certificate()).push_to_hub("org/tuned")
     assert "certificate.json" in hub.files("org/tuned")
     hla.LossyPolicy(hla.TopK(40)).push_to_hub("org/tuned")

@@ -4,6 +4,7 @@ import copy
 import csv
 import functools
 import json
+import os
 import re
 import shutil
 from dataclasses import replace
@@ -13,12 +14,22 @@ import pytest
 import torch
 from support import small
 from support.commands import prompts_file
+from support.runs import ARMS, a_run
 from transformers import CompileConfig
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.evaluation import arms
-from hf_lossy_assist.evaluation.comparison import compare_arms, list_batches, open_run
+from hf_lossy_assist.evaluation.arms import make_arms
+from hf_lossy_assist.evaluation.comparison import (
+    compare_arms,
+    describe_comparison,
+    finish_run,
+    list_batches,
+    open_run,
+    read_run,
+)
 from hf_lossy_assist.evaluation.writer import DecodingSettings, TextWriter
+from hf_lossy_assist.tasks.base import Problem
 from hf_lossy_assist.tasks.math import GSM8K
 
 
@@ -169,6 +180,9 @@ def test_what_is_wrong_is_one_line_before_a_model_is_loaded(hf_lossy, monkeypatc
         (("--assistant", "exit:two"), "--assistant exit:two: expected exit:N with a number of layers"),
     ):  # fmt: skip
         assert message in hf_lossy(*SHORT, *arguments).line, arguments
+    pair = ("--model", "a", "--assistant", "b")
+    assert "--shots: leave them out" in hf_lossy("compare", "--prompts", "x.jsonl", "--shots", 2, *pair).line
+    assert "shots are for the task gsm8k, not demo" in hf_lossy("compare", "--task", "demo", "--shots", 2).line
 
 
 def test_a_policy_is_not_mixed_up_with_an_arm(hf_lossy, tmp_path, monkeypatch):
@@ -240,7 +254,58 @@ def test_a_tokenizer_whose_texts_cannot_be_looked_for_is_refused_in_one_line():
         writer.write(arm, ["Tom has 3 boxes"], 0, 0)
 
 
-def test_worked_examples_are_of_a_task(hf_lossy):
-    pair = ("--model", "a", "--assistant", "b")
-    assert "--shots: leave them out" in hf_lossy("compare", "--prompts", "x.jsonl", "--shots", 2, *pair).line
-    assert "shots are for the task gsm8k, not demo" in hf_lossy("compare", "--task", "demo", "--shots", 2).line
+# -- the folder of a run ------------------------------------------------------------------------------------------------
+
+
+ANSWERS = sorted((replace(answer, right=None) for answer in a_run()), key=repr)  # there is no task
+
+
+class Written:
+    """Writes the known answers; `calls`: the units that were written, but for warm-ups."""
+
+    task = None
+
+    def __init__(self):
+        self.calls = []
+
+    def write(self, arm, prompts, first, unit):
+        self.calls.append((arm.name, first))
+        return [answer for answer in a_run() if (answer.arm, answer.prompt) == (arm.name, first)]
+
+
+def compare_known(out, count, resume=False):
+    writer = Written()
+    with open_run(out, {"target": {"id": "T"}}, resume) as run:
+        found = compare_arms(writer, ARMS, ["a", "b"], list_batches(count, [1]), run)
+        if count == 2:
+            finish_run(run, found.metrics)
+    return found, writer.calls[len(ARMS) :]
+
+
+def test_stored_answers_are_there_again(tmp_path):
+    compare_known(tmp_path / "found", 1)
+    found, calls = compare_known(tmp_path / "found", 2, resume=True)
+    assert sorted(found.answers, key=repr) == ANSWERS and {first for _, first in calls} == {1}
+    assert sorted(os.listdir(tmp_path / "found")) == ["answers.jsonl", "run.json", "summary.csv"]
+    assert os.listdir(tmp_path) == ["found"] and sorted(read_run(tmp_path / "found")[1], key=repr) == ANSWERS
+
+
+def test_a_run_is_of_its_right_answers_and_heads_too(tmp_path):
+    """A data file whose answers were corrected, or a head fitted anew in its folder, makes another run of it."""
+    models, head = hla.demo.load(), hla.demo.head()
+
+    def facts(gold, name):
+        policies = {"svip": hla.as_policy("svip"), "sprinter": hla.as_policy(f"sprinter:head={name}")}
+        arms = make_arms(models.target, models.draft, policies)
+        writer = TextWriter(models.target, models.tokenizer, DecodingSettings())
+        return describe_comparison(writer, models.draft, arms, ["a"], "demo", [1], [Problem("a", gold)])
+
+    head.save_pretrained(tmp_path / "head")
+    first = facts("7", tmp_path / "head")
+    assert facts("7", tmp_path / "head") == first
+    assert facts("8", tmp_path / "head")["prompts_sha256"] != first["prompts_sha256"]
+    with torch.no_grad():
+        next(head.parameters()).add_(1)
+    head.save_pretrained(tmp_path / "head")
+    other = facts("7", tmp_path / "head")
+    assert other["arms"]["svip"] == first["arms"]["svip"] and other["arms"]["sprinter"] != first["arms"]["sprinter"]

@@ -27,19 +27,12 @@ def test_every_figure():
     assert (lossy.right, lossy.better, lossy.worse, lossy.p) == (1, 1, 1, 1.0)
     assert (svip.better, svip.worse) == (0, 0) and target.p is None
     assert [arm.lossless for arm in (target, assisted, svip, lossy)] == [True, True, True, False]
-
-
-def test_a_prompt_without_a_right_answer_is_not_judged():
-    """Some rows of a file may lack theirs."""
     run = a_run()
     for answer in run:
         answer.right = None if answer.prompt == 1 else answer.right
     target, *_, lossy = compute_metrics(run, ARMS)
     assert (target.right, target.judged, target.accuracy.value) == (1, 1, 1.0)
     assert (lossy.right, lossy.judged, lossy.better, lossy.worse) == (0, 1, 0, 1)
-
-
-def test_the_table_has_a_line_for_each():
     rows = list(csv.DictReader(io.StringIO(format_csv(compute_metrics(a_run(copies=2), ARMS)))))
     assert [row["arm"] for row in rows] == [arm.name for arm in ARMS]
     assert float(rows[2]["of_target"]) == pytest.approx(3) and float(rows[2]["of_target_low"]) > 1
@@ -61,10 +54,14 @@ def test_the_advice():
         advised(svip=3.1)
         == "no clear gain: svip, the fastest, is 0.97 × (0.52 to 1.79) the target: 400 batches might not tell them apart, so do not draft"
     )
-
-
-def test_the_advice_says_how_many_batches_would_tell():
-    """Its own rule: with about so many there is a clear gain, and with half of them none."""
+    advice = "use Transformers' own assisted generation (assisted): 1.50 × (1.29 to 1.74) the target, same text; "
+    assert advised(6.0, ("target", "assisted", "svip"), 8, 4) == advice + "svip 0.50 × (0.37 to 0.67)"
+    assert advised(1.0, ("target", "assisted", "svip")).startswith("use svip: 3.00 ×")
+    assert (
+        advised(1.0, prompts=1)
+        == "no clear gain: svip, the fastest, is 2.00 × the target, on 1 batch of prompts, and 4 make an interval: --limit 4"
+    )
+    assert advised(9.0, prompts=1).startswith("no clear gain: svip, the fastest, is 0.22 × the target")
     advice = advised(svip=1.9)
     found = re.fullmatch(r"no clear gain: svip, .* the target: about (\d+) batches would tell, --limit \1", advice)
     needed = int(found[1])
@@ -114,12 +111,6 @@ def test_a_slow_form_of_drafting_says_nothing_of_the_fastest_one():
     )
 
 
-def test_assisted_generation_is_advised_where_it_is_faster():
-    advice = "use Transformers' own assisted generation (assisted): 1.50 × (1.29 to 1.74) the target, same text; "
-    assert advised(6.0, ("target", "assisted", "svip"), 8, 4) == advice + "svip 0.50 × (0.37 to 0.67)"
-    assert advised(1.0, ("target", "assisted", "svip")).startswith("use svip: 3.00 ×")
-
-
 def test_the_best_of_many_has_to_be_clearer():
     """Chosen by the figures that judge it, its interval holds for all that it was chosen from."""
     answers = [answer for answer in a_run(0.9, copies=2) if answer.arm in ("target", "svip")]
@@ -135,11 +126,3 @@ def test_the_best_of_many_has_to_be_clearer():
     assert many[1].of_target_all.low < 1 < many[1].of_target.low
     assert recommend(few, 1).startswith("use svip")
     assert recommend(many, 1).startswith("no clear gain: svip, the fastest")
-
-
-def test_one_batch_of_prompts_shows_no_gain():
-    assert (
-        advised(1.0, prompts=1)
-        == "no clear gain: svip, the fastest, is 2.00 × the target, on 1 batch of prompts, and 4 make an interval: --limit 4"
-    )
-    assert advised(9.0, prompts=1).startswith("no clear gain: svip, the fastest, is 0.22 × the target")

@@ -78,9 +78,6 @@ def test_the_page(page, tmp_path):
         assert words in text, words
     for title in ("first, ms", "95 %", "50.0 (34.6–72.2)", "3.00 (1.62–5.55)", "15%–85%"):
         assert title in text, title
-
-
-def test_control_characters_are_shown_by_their_codes(page):
     text = page(a_run(), name="a\x1b[2J\u202e")
     assert "a\\x1b[2J\\u202e" in text and "\x1b" not in text and "\u202e" not in text
 

@@ -61,8 +61,18 @@ def names_in(policies):
 # The files
 
 
-def test_every_headline_table_has_a_file():
+def test_every_headline_table_has_a_file(of):
     assert {path.stem for path in TABLES} == HEADLINES
+    group = typer.main.get_command(app)
+    for text in (text for path in TABLES for text in of["paper_tables"].read_table(path).published["commands"]):
+        program, name, *words = shlex.split(text)
+        command = group.commands[name]
+        if hasattr(command, "commands"):
+            command, words = command.commands[words[0]], words[1:]
+        context = command.make_context(name, words)  # parses, and runs nothing
+        assert program == "hf-lossy" and context.params.get("task") in (None, *NAMES), text
+        if name == "compare":
+            assert names_in(split_policies(context.params["policies"])) <= KNOWN, text
 
 
 @pytest.mark.full
@@ -75,19 +85,6 @@ def test_tables_parse_and_name_what_there_is(of):
             specs = [spec.format(demo="folder", **heads) for spec in run.get("policies", {}).values()]
             assert names_in(spec for spec in specs if spec not in BUILT) <= KNOWN, path
         assert table.published["hardware"] and table.published["settings"] and table.published["commands"], path
-
-
-def test_published_commands_are_ones_that_the_program_takes(of):
-    group = typer.main.get_command(app)
-    for text in (text for path in TABLES for text in of["paper_tables"].read_table(path).published["commands"]):
-        program, name, *words = shlex.split(text)
-        command = group.commands[name]
-        if hasattr(command, "commands"):
-            command, words = command.commands[words[0]], words[1:]
-        context = command.make_context(name, words)  # parses, and runs nothing
-        assert program == "hf-lossy" and context.params.get("task") in (None, *NAMES), text
-        if name == "compare":
-            assert names_in(split_policies(context.params["policies"])) <= KNOWN, text
 
 
 CHECK = {"says": "a", "figure": "speed", "arm": "svip", "beside": "target", "above": 1.0}
@@ -140,18 +137,12 @@ def test_what_cannot_be_tested_says_why(of):
     assert of["claims"].outcome(check, None).verdict == "cannot be tested here"
     judged = of["paper_tables"].Check(**CHECK | {"figure": "win_tie"})
     assert "judge model" in of["claims"].outcome(judged, None).why
-
-
-def test_information_is_a_share_of_the_uncertainty(of):
     rows = [[{"resolution": "5 × 5", "gain": 0.1 + i / 100, "entropy": 0.5}] for i in range(4)]
     found = of["demo_runs"].Measured(information={"pair": rows})
     check = of["paper_tables"].Check(says="a", figure="information", pair="pair", cells="5 × 5", above=0.16)
     outcome = of["claims"].outcome(check, found)
     assert outcome.verdict == "direction only" and outcome.value == pytest.approx(0.23)
     assert "0.115 of 0.500 bits" in outcome.shown
-
-
-def test_a_gain_that_is_positive_for_every_pair_of_models_is_counted(of):
     found = of["demo_runs"].Measured(
         information={str(i): [[{"resolution": "adaptive", "gain": gain}]] for i, gain in enumerate((0.1, 0.2, -0.1))}
     )
@@ -416,9 +407,6 @@ def test_what_the_authors_ran_is_printed(driver, capsys, tmp_path):
     printed = capsys.readouterr().out
     assert all(f"\n{name}: " in printed for name in HEADLINES) and "NVIDIA A100" in printed
     assert not (tmp_path / "out").exists()
-
-
-def test_wrong_arguments_are_one_line(driver):
     with pytest.raises(SystemExit, match="there is no table svip; there are: autojudge-figure-12, "):
         driver("--only", "svip")
     with pytest.raises(SystemExit, match="--run is for --published"):

@@ -81,22 +81,13 @@ def test_the_fastest_of_those_that_are_certified(search):
     assert found.lossless.arm == "svip" and found.lossless.of_target.value == 2.0
     # k = 3 is outdone
     assert {name for name, first in writer.calls if first >= 80} == {"target", "svip", "top_k:k=4+svip"}
-
-
-def test_what_shows_its_harm_late_is_not_certified(search):
     found, _ = search({"top_k:k=8+svip": range(80, 400, 20), "top_k:k=4+svip": [0], "top_k:k=3+svip": [0, 1, 90]})
     by = {result.step.name: result for result in found.results}
     assert not by["top_k:k=8+svip"].certified and found.best is None
-
-
-def test_answers_that_the_target_has_wrong_are_no_harm(search):
     wrong = set(range(0, 400, 2))
     found, _ = search({name: wrong for name in SECONDS} | {"top_k:k=8+svip": wrong - {100}})
     assert found.best.step.name == "top_k:k=8+svip"
     assert (found.best.tried.harms, found.best.tried.gains) == (0, 1)
-
-
-def test_three_batches_show_no_gain(search):
     found, _ = search({}, max_loss=0.7, count=83)
     assert [result.certified for result in found.results] == [True] and found.best is None
     assert search({}, max_loss=0.7, count=84)[0].best is not None
@@ -226,9 +217,6 @@ def test_a_rule_without_its_parameter_is_its_ladder():
     assert expand("sprinter:head=folder")[-1] == "sprinter:head=folder,threshold=0.5"
     for alone in ("svip", "top_k:k=3+svip", '{"stop": "svip"}', "strict", "all_but_last"):
         assert expand(alone) == [alone]
-
-
-def test_a_field_of_settings():
     field = parse_search_space(["svip", "top_k+svip", "lenience:lenience=0.5", "lenience:lenience=0.3", "strict"])
     assert list(field.lossless) == ["svip", "strict"] and len(field.policies) == 8
     assert [(step.ladder, step.rank) for step in field.steps] == [

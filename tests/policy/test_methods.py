@@ -37,9 +37,6 @@ def test_a_name_with_what_it_needs(tmp_path):
     with pytest.raises(ValueError, match="names two filters"):
         as_policy(f"sv:profile={tmp_path / 'profile'},companion=demo+sv:profile=x,companion=demo")
     assert as_policy("sv", profile=made, companion="org/name").filter.companion == "org/name"
-
-
-def test_heads_may_bring_their_threshold():
     assert hla.sprinter(linear(threshold=0.8)).stop.threshold == 0.8
     assert hla.sprinter(linear(threshold=0.8), 0.0).stop.threshold == 0.0
 

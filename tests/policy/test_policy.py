@@ -1,6 +1,7 @@
 """Proves that `lossy_policy=` takes every form it promises, and what it refuses."""
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import ClassVar
 
@@ -21,6 +22,8 @@ from hf_lossy_assist import (
     VerifyFilter,
     as_policy,
 )
+from hf_lossy_assist.policy.parse import split_policies
+from hf_lossy_assist.registry import list_entries
 
 
 # -- JSON -----------------------------------------------------------------------------------------------------------------
@@ -44,10 +47,6 @@ def test_neutral_policy():
         policy == LossyPolicy(Strict(), None, VerifyAll()) == as_policy("strict") == as_policy({}) == as_policy("{}")
     )
     assert policy.to_dict() == {} and policy.lossless and str(policy) == "strict"
-
-
-def test_names_and_defaults_in_the_json_form():
-    """A name alone stands for its defaults; every neutral part may be spelled out."""
     assert as_policy({"stop": "svip"}) == as_policy("svip") == LossyPolicy(stop=SVIP())
     assert as_policy({"rule": "strict", "stop": None, "filter": "all"}) == LossyPolicy()
     assert as_policy({"stop": {"name": "heuristic", "initial": 2}}) == LossyPolicy(stop=Heuristic(2))
@@ -66,17 +65,12 @@ def test_every_accepted_kind():
     assert as_policy({"stop": {"name": "svip", "h": 1.0}}) == LossyPolicy(stop=stop)
     assert as_policy('  {"stop": "svip"}') == policy
 
-
-def test_lossless_is_what_the_parts_are():
     class Lossy(VerifyFilter):
         lossless: ClassVar[bool] = False
 
     assert LossyPolicy(stop=SVIP()).lossless and as_policy(Heuristic()).lossless
     assert not LossyPolicy(rule=Unregistered()).lossless
     assert not LossyPolicy(filter=Lossy()).lossless
-
-
-def test_a_policy_does_not_change():
     with pytest.raises(dataclasses.FrozenInstanceError):
         LossyPolicy().stop = SVIP()
     assert len({LossyPolicy(), LossyPolicy(), as_policy("svip"), as_policy("svip")}) == 2
@@ -109,32 +103,21 @@ REFUSED = (
 )
 
 
-def test_refused_in_one_line():
+def test_refused_in_one_line(tmp_path):
     for value, error, words in REFUSED:
         with pytest.raises(error) as caught:
             as_policy(value)
         message = str(caught.value)
         assert "\n" not in message and all(word in message for word in words), value
         assert value != "zebra" or "Did you mean" not in message, "no far-fetched match"
-
-
-def test_a_folder_that_is_not_there_is_looked_for_nowhere_else(tmp_path):
     LossyPolicy().save_pretrained(tmp_path)
     for path in ("./nosuch", "../nosuch", "/nosuch", "~/nosuch", "nosuch/", tmp_path / "policy.json"):
         refused(lambda path=path: as_policy(path), "^lossy_policy: there is no folder '[^']*' here; ")
-
-
-def test_parts_of_the_wrong_kind():
     for parts in ({"rule": SVIP()}, {"stop": Strict()}, {"filter": None}, {"rule": "strict"}):
         refused(lambda parts=parts: LossyPolicy(**parts), f"LossyPolicy.{next(iter(parts))}", TypeError)
 
 
 # -- rules of a user's own ------------------------------------------------------------------------------------------------
-
-
-def test_an_unregistered_rule_has_no_json_form():
-    with pytest.raises(ValueError, match="Unregistered has no name"):
-        LossyPolicy(rule=Unregistered()).to_dict()
 
 
 def test_an_unregistered_rule_works(monkeypatch):
@@ -150,6 +133,8 @@ def test_an_unregistered_rule_works(monkeypatch):
             do_sample=True, max_new_tokens=12, eos_token_id=tiny.NEVER_EMITTED, return_dict_in_generate=True,
         )  # fmt: skip
     assert out.speculation.draft_acceptance_rate == 1.0 and out.speculation.num_lossy_accepts > 0
+    with pytest.raises(ValueError, match="Unregistered has no name"):
+        LossyPolicy(rule=Unregistered()).to_dict()
 
 
 def test_a_name_is_no_folder(tmp_path, monkeypatch):
@@ -162,3 +147,75 @@ def test_a_name_is_no_folder(tmp_path, monkeypatch):
     refused(lambda: as_policy("sprinter"), "the method sprinter takes head, .*missing a required argument: 'head'")
     for folder in ("./strict", "./typical", Path("svip"), tmp_path / "sprinter"):
         assert as_policy(folder) == LossyPolicy(stop=hla.Constant(7))
+
+
+# -- the short form -----------------------------------------------------------------------------------------------------
+
+
+FORMS = {
+    "svip:h=0.5": hla.LossyPolicy(stop=hla.SVIP(h=0.5)),
+    "top_k:k=4+svip": hla.LossyPolicy(hla.TopK(4), hla.SVIP()),
+    "svip:max_draft=8+top_k:k=4": hla.LossyPolicy(hla.TopK(4), hla.SVIP(max_draft=8)),
+    "strict+svip": hla.LossyPolicy(stop=hla.SVIP()),
+    "typical:epsilon=1e-1,delta=2e+0+confidence": hla.LossyPolicy(hla.Typical(0.1, 2.0), hla.Confidence()),
+    "top_k:k=4+fallback": hla.LossyPolicy(hla.TopK(4)).with_fallback(),
+    "svip+fallback:margin=0.1": hla.LossyPolicy(stop=hla.SVIP()).with_fallback(margin=0.1),
+    "lenience:lenience=0.3+all": hla.LossyPolicy(hla.Lenience(0.3)),
+}
+
+
+def test_it_is_the_policy_of_its_parts():
+    """In any order."""
+    for text, policy in FORMS.items():
+        assert hla.as_policy(text) == policy, text
+        assert hla.as_policy("+".join(reversed(re.split(r"\+(?=[a-z])", text)))) == policy, text
+    head = hla.demo.FOLDER / "sprinter_head"
+    policy = hla.as_policy(f"sprinter:head={head},threshold=0.7")
+    assert policy == hla.as_policy(hla.Sprinter(hla.Head.from_pretrained(head), threshold=0.7))
+    replaced = hla.as_policy(f"sprinter:head={head}+constant:gamma=3")
+    assert replaced.rule == policy.rule and replaced.stop == hla.Constant(3)
+
+
+def test_every_name_whose_parameters_are_numbers_has_one():
+    tried = 0
+    for kind in ("rule", "stop"):
+        for found in list_entries(kind):
+            values = {name: found.example.get(name) for name in found.required}
+            if values and all(isinstance(value, int | float) for value in values.values()):
+                text = f"{found.name}:" + ",".join(f"{name}={value}" for name, value in values.items())
+                assert hla.as_policy(text) == hla.LossyPolicy(**{kind: found.make(**values)})
+                tried += 1
+    assert tried == 2
+
+
+WRONG = (
+    ("top_k:k=3+typical", "names two rules; any_of and all_of join stops, union joins rules"),
+    ("svip+constant", "names two stops"), ("svip,strict", "unknown policy 'svip,strict'. Did you mean"),
+    ("svip+strictt", "unknown policy 'strictt'. Did you mean 'strict'"),
+    ("zzz(h=0.1)", "parameters and parts are written as in top_k:k=4+svip"),
+    ("svip:hh=1", "the stop svip takes h, c, form, max_draft: got an unexpected keyword argument 'hh'"),
+    ("svip+", "joined by + as in top_k:k=4+svip, got 'svip+' in 'svip+'"),
+    ("+svip", "unknown policy '+svip'. Did you mean 'svip'"), ("svip+fallback:x=2", "the stop fallback takes stop, "),
+    ("svip+fallback+fallback", "names two fallbacks"),
+    ("top_k+svip", "the rule top_k takes k: missing a required argument: 'k'"),
+    ("top_k:k=", "expected name:parameter=value,…, each once, joined by + as in top_k:k=4+svip, got 'top_k:k='"),
+    ("top_k:", "expected name:parameter=value"),
+    ("top_k:k=3,k=4", "each once, joined by + as in top_k:k=4+svip, got 'top_k:k=3,k=4'"),
+    ("top_k:k=four", "got 'four'"),
+    ("sprinter:threshold=0.7", "the method sprinter takes head, threshold, max_draft, patience: missing a required argument: 'head'"),
+    ("svip+sprinter:head=x", "the method sprinter stands first"),
+    ("sprinter:tau=0.7,head=x", "unexpected keyword argument 'tau'"),
+)  # fmt: skip
+
+
+def test_a_wrong_short_form_is_refused_in_one_line():
+    for text, message in WRONG:
+        with pytest.raises((ValueError, TypeError), match=r"^[^\n]*$") as error:
+            hla.as_policy(text)
+        assert message in str(error.value), text
+    listed = 'svip,top_k:k=4+svip:h=0.3,max_draft=8, strict,{"rule": {"name": "top_k", "k": 3}}'
+    assert split_policies(listed) == [
+        "svip", "top_k:k=4+svip:h=0.3,max_draft=8", "strict", '{"rule": {"name": "top_k", "k": 3}}',
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match="^expected names of policies with commas between them"):
+        split_policies("svip,,strict")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from types import SimpleNamespace
 from typing import Literal
 
 import pytest
@@ -9,12 +10,15 @@ import torch
 from support import tiny
 from support.heads import make_head
 from support.refusals import refused
+from support.rule_cases import CASES
 
 import hf_lossy_assist as hla
-from hf_lossy_assist import registry
-from hf_lossy_assist.registry import register_rule, register_stop
+from hf_lossy_assist import as_policy, registry
+from hf_lossy_assist.filters import FILTERS
+from hf_lossy_assist.registry import KINDS, REQUIRED, Names, find_entry, list_entries, register_rule, register_stop
 from hf_lossy_assist.registry.frozen import Count, Share
 from hf_lossy_assist.rules import RULES
+from hf_lossy_assist.stops import STOPS
 
 
 def doubting():
@@ -93,21 +97,20 @@ def half():
     registry.forget("rule", "half")
 
 
-def test_a_custom_rule_has_a_name(half):
+def test_a_custom_rule_has_a_name_of_its_own(half):
     policy = hla.LossyPolicy(Half(0.5))
     assert policy.to_dict() == {"rule": {"name": "half", "share": 0.5}} and hla.as_policy(policy.to_dict()) == policy
     assert RULES["half"] is Half and registry.find_entry("rule", "half").source == Half.__module__
     assert registry.find_entry("rule", "limited").source == "this package"
     refused(lambda: hla.as_policy("half"), "the rule half takes share: missing a required argument: 'share'")
     refused(lambda: hla.as_policy("hafl"), "Did you mean 'half'")
-
-
-def test_a_taken_name_is_refused(half):
     refused(
         lambda: register_rule("half", hla.TopK, neutral={"k": 1}),
         "register_rule: 'half' is the name of .*Half already: .*forget\\('rule', 'half'\\)",
     )
     assert register_rule("half", Half, neutral={"share": 1.2}) is Half  # as a notebook's cell does that runs again
+    refused(lambda: registry.forget("rules", "half"), "Did you mean 'rule'")
+    refused(lambda: registry.forget("rule", "topk"), "Did you mean 'top_k'")
 
 
 def test_an_entry_that_contradicts_itself_is_refused():
@@ -210,11 +213,6 @@ def test_a_recipe_makes_a_policy():
             registry.forget("method", "x")
 
 
-def test_what_nobody_registered_cannot_be_forgotten():
-    refused(lambda: registry.forget("rules", "half"), "Did you mean 'rule'")
-    refused(lambda: registry.forget("rule", "topk"), "Did you mean 'top_k'")
-
-
 def test_the_stops_of_others_are_lossless_too():
     @dataclasses.dataclass(frozen=True)
     class Two(hla.Constant):
@@ -226,3 +224,56 @@ def test_the_stops_of_others_are_lossless_too():
         assert json.loads(str(hla.as_policy("two"))) == {"stop": {"name": "two", "gamma": 2}}
     finally:
         registry.forget("stop", "two")
+
+
+# -- what hf-lossy policies lists ---------------------------------------------------------------------------------------
+
+
+ENTRIES = {(entry.kind, entry.name): SimpleNamespace(**entry.describe()) for entry in list_entries()}
+
+
+def test_every_entry_is_of_its_class_and_says_what_is_so():
+    expected = {(kind, name) for kind in KINDS for name in Names(kind)}
+    assert {
+        ("method", "sv"),
+        ("rule", "strict"),
+        ("stop", "svip"),
+        ("filter", "all"),
+        ("drafter", "model"),
+    } <= expected
+    assert set(ENTRIES) == expected
+    for kind, classes in {"rule": RULES, "stop": STOPS, "filter": FILTERS}.items():
+        for name, cls in classes.items():
+            entry = ENTRIES[kind, name]
+            assert entry.neutral and entry.source and entry.class_name == cls.__name__, name
+            assert list(entry.parameters) == [f.name for f in dataclasses.fields(cls)], name
+            assert kind != "stop" or entry.guarantee == "lossless", name
+    for name, case in CASES.items():
+        if name in RULES and (guarantee := find_entry("rule", name).guarantee) != "depends":
+            assert {rule.lossless for rule in case.ladder} <= {guarantee == "lossless"}, name
+    for (kind, name), line in ENTRIES.items():
+        if kind in ("rule", "stop") and REQUIRED not in line.parameters.values():
+            policy = as_policy({kind: name})
+            assert type(getattr(policy, kind)).__name__ == line.class_name
+    for kind in ("rule", "stop", "filter"):
+        for make in (entry.make for entry in list_entries(kind)):
+            for name in getattr(make, "checks", ()):
+                with pytest.raises((TypeError, ValueError), match=rf"{make.__name__}.{name}\b") as error:
+                    make.checks[name](f"{make.__name__}.{name}", object())
+                assert "\n" not in str(error.value)
+
+
+def test_the_command(hf_lossy):
+    done = hf_lossy("policies", "--json")
+    listed = json.loads(done.out)
+    assert [(e["kind"], e["name"]) for e in listed] == list(ENTRIES)
+    assert all(
+        set(e) == {"name", "kind", "class_name", "guarantee", "neutral", "parameters", "source", "summary"}
+        for e in listed
+    )
+    shown = hf_lossy("policies")
+    for name in RULES:
+        assert name[:8] in shown.out
+    only = json.loads(hf_lossy("policies", "--json", "--kind", "filter").out)
+    assert {e["name"] for e in only} == set(FILTERS)
+    assert "Did you mean 'rule'" in hf_lossy("policies", "--kind", "rules").line

@@ -157,9 +157,7 @@ def test_what_should_not_be_shared_is_refused_before_anything_is_sent(hub, tmp_p
         spoil(folder)
         refused(lambda: push(folder, REPO), says)  # noqa: B023
         assert not hub.requests and not hub.repos
-
-
-def test_a_card_that_the_hub_refuses_changes_nothing(hub, folder):
+    folder = Path(shutil.copytree(SHIPPED, tmp_path / "card"))
     (folder / "README.md").write_text("---\nlicense: mine\n---\n")
     with pytest.raises(ValueError, match="license"):
         push(folder, REPO)
@@ -232,6 +230,9 @@ def test_a_repository_of_something_else(hub):
     for load in LOADERS:
         refused(lambda load=load: load("org/else"), "model.safetensors|is no folder of a head")
         refused(lambda load=load: load("no such folder/here/at all"), "neither a folder here nor a repository name")
+    linear().push_to_hub(REPO)
+    with pytest.raises(ValueError, match=r"profile\.json"):
+        Profile.from_pretrained(REPO)
 
 
 def test_writing_needs_a_token_with_the_right(hub, folder, monkeypatch):
@@ -269,12 +270,6 @@ def test_offline_what_is_cached_loads_and_the_rest_says_so(hub, monkeypatch):
     assert len(hub.requests) == before
     with pytest.raises(OfflineModeIsEnabled):
         push(SHIPPED, REPO)
-
-
-def test_a_missing_file_is_named(hub):
-    linear().push_to_hub(REPO)
-    with pytest.raises(ValueError, match=r"profile\.json"):
-        Profile.from_pretrained(REPO)
 
 
 @pytest.mark.full
@@ -436,9 +431,6 @@ def test_what_a_link_leads_to_is_not_uploaded(hub, tmp_path, secret):
         (folder / name).symlink_to(secret)
         refused(lambda: push(folder, "org/it"), f"{name} is a link: only files are uploaded")  # noqa: B023
         assert not hub.requests
-
-
-def test_a_link_to_a_folder_is_not_gone_into(hub, tmp_path, secret):
     folder = sprinter(tmp_path / "policy")
     (tmp_path / "private").mkdir()
     (tmp_path / "private" / "config.json").write_text(json.dumps({"key": "SECRET"}))

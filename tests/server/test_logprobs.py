@@ -154,8 +154,14 @@ def test_tokens_as_they_are_shown_spell_the_text(kind):
         assert shown == text and pieces == content
 
 
-def test_the_last_tokens_of_a_text_whose_spaces_are_cleaned_up():
-    """The text grows shorter where "do n ' t" becomes "don't"."""
+def test_the_bytes_of_tokens_that_are_no_characters():
+    for kind in ("byte_level", "llama2"):
+        tokenizer = build_tokenizer(kind)
+        texts = TokenTexts(tokenizer)
+        [first, *_, last] = spelled(tokenizer, "€")
+        assert texts.find(first) == ("bytes:\\xe2", [0xE2]) and texts.find(last) == ("bytes:\\xac", [0xAC])
+        assert texts.find(tokenizer.eos_token_id) == ("</s>", None)
+        assert texts.find(tokenizer(" Paris", add_special_tokens=False)["input_ids"][-1])[0] in (" Paris", "Paris")
     tokenizer = build_tokenizer("wordpiece_cleaned")
     prompt, ids = (
         tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -172,16 +178,6 @@ def test_the_last_tokens_of_a_text_whose_spaces_are_cleaned_up():
             offsets += found["text_offset"]
         assert texts == " is big, don't don't and don't" and len(tokens) == len(ids)
         assert offsets == sorted(offsets) and texts[offsets[-4] :] == " don't" and texts[offsets[0] :] == texts
-
-
-def test_the_bytes_of_tokens_that_are_no_characters():
-    for kind in ("byte_level", "llama2"):
-        tokenizer = build_tokenizer(kind)
-        texts = TokenTexts(tokenizer)
-        [first, *_, last] = spelled(tokenizer, "€")
-        assert texts.find(first) == ("bytes:\\xe2", [0xE2]) and texts.find(last) == ("bytes:\\xac", [0xAC])
-        assert texts.find(tokenizer.eos_token_id) == ("</s>", None)
-        assert texts.find(tokenizer(" Paris", add_special_tokens=False)["input_ids"][-1])[0] in (" Paris", "Paris")
 
 
 def test_what_a_request_may_ask_for_has_bounds(running, monkeypatch):

@@ -16,9 +16,12 @@ import pytest
 import torch
 from prometheus_client import generate_latest
 from support.serving import serving
+from transformers import PreTrainedModel
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import demo
+from hf_lossy_assist.batch.suffix_memory import SuffixMemory
+from hf_lossy_assist.generation import scheduler
 from hf_lossy_assist.server.http import listen
 
 
@@ -362,3 +365,112 @@ def test_many_policies_do_not_stay(models):
             )
         assert len(service.worker._groups) <= 2
     assert torch.is_grad_enabled()
+
+
+# -- drafters -----------------------------------------------------------------------------------------------------------
+
+
+def complete(client, prompt, policy="strict", **more):
+    extra = {"lossy_policy": policy} | more.pop("extra_body", {})
+    out = client.completions.create(
+        model="demo", prompt=prompt, extra_body=extra, **{"max_tokens": 24, "temperature": 0} | more
+    )
+    return out.choices[0].text, out.usage.speculation
+
+
+def texts_in(worker):
+    return {tenant: len(pool.texts) for tenant, pool in worker._pools.items()}
+
+
+@pytest.mark.filterwarnings("ignore:.*this policy is lossy")
+def test_finished_texts_and_predictions_of_one_tenant(models):
+    prompts = [problem.prompt for problem in demo.problems(2, seed=7)]
+    target, _, tokenizer = models
+    with serving((target, None, tokenizer), ("strict", "top_k:k=2"), drafter=hla.SuffixDrafter()) as service:
+        first, other = service.client("a"), service.client("b")
+        text, slow = complete(first, prompts[0])
+        again, fast = complete(first, prompts[0])
+        assert again == text and fast["mean_acceptance_length"] > 2 * slow["mean_acceptance_length"]
+        apart, same = complete(other, prompts[0])
+        assert apart == text and same["mean_acceptance_length"] == slow["mean_acceptance_length"], (
+            "another tenant's texts are not searched"
+        )
+        assert sorted(texts_in(service.worker).values()) == [1, 2]
+        predicted = {"type": "content", "content": text}
+        hinted, least = complete(service.client("c"), prompts[0], extra_body={"prediction": predicted})
+        assert hinted == text and least["mean_acceptance_length"] > 2 * slow["mean_acceptance_length"]
+        before = texts_in(service.worker)
+        complete(first, prompts[1], "top_k:k=2")
+        complete(first, prompts[1], temperature=1.0, seed=3)
+        assert texts_in(service.worker) == before, (
+            "what a seed repeats, or a lossy policy writes, neither searches the texts nor joins them"
+        )
+
+
+@pytest.mark.parametrize("drafter", [None, "suffix"])
+def test_prefixes_of_one_tenant(models, drafter, monkeypatch):
+    """A prompt that another key has sent costs what it costs alone, so that its time tells nothing."""
+    costs, original = [], scheduler.read_some
+
+    def counted(call, most):
+        before = sum(call.target.lengths)
+        out = original(call, most)
+        costs.append(sum(call.target.lengths) - before)
+        return out
+
+    monkeypatch.setattr(scheduler, "read_some", counted)
+    prompt, (target, draft, tokenizer) = demo.problems(1, seed=7)[0].prompt, models
+    whole = len(tokenizer(prompt)["input_ids"]) - 1
+    pair = (target, draft, tokenizer) if drafter is None else (target, None, tokenizer)
+    with serving(pair, ("strict",), drafter=drafter and hla.SuffixDrafter()) as service:
+        found = {complete(service.client(key), prompt, max_tokens=2)[0] for key in ("a", "a", "b", "b", "a")}
+        assert len(found) == 1 and costs == [whole, 0, whole, 0, 0]
+        costs.clear()
+        other = demo.problems(2, seed=7)[1].prompt
+        with ThreadPoolExecutor(4) as pool:
+            clients = [service.client(key) for key in ("a", "b", "a", "b")]
+            list(pool.map(lambda client: complete(client, other, max_tokens=2), clients))
+        assert sum(costs) == 2 * (len(tokenizer(other)["input_ids"]) - 1), "once for each key"
+
+
+def test_drafters_that_learn_repeat_the_text_of_a_seed_and_know_few_tenants(models, monkeypatch):
+    prompt = demo.problems(1, seed=7)[0].prompt
+    with serving(models, ("svip",), drafter=hla.AutoDrafter()) as service:
+        client, sampled = service.client(), {"temperature": 1.0, "seed": 5}
+        first = complete(client, prompt, "svip", **sampled)[0]
+        for other in range(2):
+            complete(client, prompt, "svip", temperature=1.0, seed=other)
+            assert complete(client, prompt, "svip", **sampled)[0] == first
+        greedy = {complete(client, prompt, "svip")[0] for _ in range(3)}
+    assert len(greedy) == 1
+    monkeypatch.setattr("hf_lossy_assist.server.worker.MOST_TENANTS", 2)
+    prompt = demo.problems(1, seed=7)[0].prompt
+    with serving(models, ("svip",), drafter=hla.CompositeDrafter()) as service:
+        for key in ("a", "b", "c"):
+            complete(service.client(key), prompt, "svip", max_tokens=4)
+        assert len(service.worker._pools) == 2
+        assert all(isinstance(pool, SuffixMemory) for pool in service.worker._pools.values())
+
+
+REFUSED_DRAFTERS = {
+    ("--drafter", "sufix"): "suffix", ("--drafter", "suffix", "--model", "m", "--assistant", "d"): "leave assistant out",
+    ("--drafter", "suffix"): "SVIP reads what a draft model computes", ("--drafter", "composite", "--model", "m"): "model and assistant: expected both",
+    ("--drafter", "demo", "--assistant", "D"): "leave assistant out",
+}  # fmt: skip
+SERVED = {
+    "auto": (hla.AutoDrafter, True), "suffix": (hla.SuffixDrafter, False), "composite": (hla.CompositeDrafter, True), "auto+demo": (hla.AutoDrafter, False),
+}  # fmt: skip
+
+
+def test_the_command_takes_registered_drafters_and_refuses_others(hf_lossy, monkeypatch):
+    for options, says in REFUSED_DRAFTERS.items():
+        assert says in hf_lossy("serve", *options).line
+    seen = []
+    monkeypatch.setattr(
+        "hf_lossy_assist.server.http.listen", lambda app, bounds, give_up, *_: seen.append(give_up.__self__)
+    )
+    monkeypatch.setattr("hf_lossy_assist.server.worker.Worker.check_settings", lambda self: None)
+    for name, (kind, has_draft) in SERVED.items():
+        hf_lossy("serve", "--policies", "strict", "--drafter", name)
+        worker = seen.pop()
+        assert type(worker.drafter) is kind and isinstance(worker.draft, PreTrainedModel) == has_draft

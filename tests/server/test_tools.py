@@ -49,13 +49,17 @@ def make_tokenizer(template=TEMPLATE):
     return tokenizer
 
 
-def test_the_form_is_that_of_the_template():
+def test_the_form_is_that_of_the_template_or_not_known():
     tokenizer = make_tokenizer()
     assert find_form(tokenizer, TEMPLATE) == FORM
     thinks = TEMPLATE.replace("{{ m.role }}:{{ m.content }}", "{{ m.role }}:<think>\n\n</think>\n\n{{ m.content }}")
     assert find_form(make_tokenizer(thinks), thinks) == FORM
     close = TEMPLATE.replace("{% if not loop.first or m.content %}{{ '\n' }}{% endif %}", "")
     assert find_form(make_tokenizer(close), close) == CallForm(*[*vars(FORM).values()][:4], "")
+    for old, new, says in UNKNOWN:
+        template = TEMPLATE.replace(old, new)
+        with pytest.raises(Exception, match=says):
+            find_form(make_tokenizer(template), template)
 
 
 UNKNOWN = [
@@ -66,13 +70,6 @@ UNKNOWN = [
     ("{% for call in m.tool_calls or [] %}", "{{ raise_exception('no calls') }}{% for call in [] %}", "no calls"),
     ("{% for call in m.tool_calls or [] %}", "{% for call in [] %}", "does not write calls as"),
 ]
-
-
-def test_a_form_that_is_not_known():
-    for old, new, says in UNKNOWN:
-        template = TEMPLATE.replace(old, new)
-        with pytest.raises(Exception, match=says):
-            find_form(make_tokenizer(template), template)
 
 
 def read(text, pieces):
@@ -240,15 +237,12 @@ REFUSED = [
 ]  # fmt: skip
 
 
-def test_what_is_refused_by_name(served):
+def test_what_is_refused_by_name(served, monkeypatch):
     for more, says in REFUSED:
         with pytest.raises(openai.BadRequestError) as refused:
             served.client().chat.completions.create(**{"model": "demo", "messages": [TURN], "tools": [WEATHER]} | more)
         line = refused.value.body["message"]
         assert line.startswith(says) and "\n" not in line and refused.value.type == "invalid_request_error"
-
-
-def test_a_template_without_calls_is_refused_unless_none_is_wanted(served, monkeypatch):
     plain = "{% for m in messages %}{{ m.content }}{% endfor %}"
     monkeypatch.setattr(served.worker.tokenizer, "chat_template", plain)
     create, body = served.client().chat.completions.create, {"model": "demo", "messages": [TURN], "max_tokens": 2}

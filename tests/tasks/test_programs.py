@@ -94,14 +94,11 @@ def test_no_process_is_left(task):
     raise AssertionError("it still runs")
 
 
-def test_no_folder_is_left(task, tmp_path, monkeypatch):
+def test_no_folder_is_left_however_deep(task, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     before = sorted(tmp_path.iterdir())
     assert outcome(task, "open('left', 'w').write('x')", "import posix", "posix._exit(0)").startswith("failed")
     assert sorted(tmp_path.iterdir()) == before
-
-
-def test_folders_within_folders_do_not_end_the_run(task):
     deep = ["import posix", "for n in range(3000):", "    posix.mkdir('d')", "    posix.chdir('d')"]
     assert outcome(task, *deep, "return a + b") == "passed"
 

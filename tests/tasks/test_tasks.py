@@ -5,13 +5,13 @@ import time
 
 import pytest
 from support.refusals import refused
-from support.task_files import ANY, in_thread, no_datasets, rows
+from support.task_files import ANY, fake_datasets, in_thread, no_datasets, rows
 
 from hf_lossy_assist.demo import problems as demo_problems
 from hf_lossy_assist.tasks.code import why_no_sandbox
-from hf_lossy_assist.tasks.load import GSM8K, DemoTask, ExactTask, MathTask, Problem, load_task
+from hf_lossy_assist.tasks.load import GSM8K, SOURCES, DemoTask, ExactTask, MathTask, Problem, load_task
 from hf_lossy_assist.tasks.math import SHOTS, boxed, equal, exact, number, stated
-from hf_lossy_assist.tasks.prompts import read_prompts
+from hf_lossy_assist.tasks.prompts import PLACEHOLDER, PromptText, read_prompts, read_texts
 
 
 REASONINGS, ANSWERS = ([shot[name] for shot in SHOTS] for name in ("reasoning", "answer"))
@@ -83,6 +83,12 @@ def test_rows_are_read_with_file_and_line(tmp_path):
         ExactTask(path).problems()
     with pytest.raises(FileNotFoundError, match="there is no file"):
         ExactTask(tmp_path / "none.jsonl")
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"prompt": "a\u2028b"}, ensure_ascii=False) + "\n", encoding="utf-8")
+    assert ExactTask(path).problems() == [Problem("a\u2028b", None, {"prompt": "a\u2028b"})]
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "a", "answer": 3}\nbroken\n')
+    assert [(problem.prompt, problem.gold) for problem in ExactTask(path).problems(1)] == [("a", "3")]
 
 
 def test_a_text_file_has_a_prompt_per_line(tmp_path):
@@ -96,18 +102,6 @@ def test_a_text_file_has_a_prompt_per_line(tmp_path):
     path.write_text(" \n")
     with pytest.raises(ValueError, match="holds no rows"):
         read_prompts(path)
-
-
-def test_a_line_separator_within_a_text_does_not_end_the_row(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    path.write_text(json.dumps({"prompt": "a\u2028b"}, ensure_ascii=False) + "\n", encoding="utf-8")
-    assert ExactTask(path).problems() == [Problem("a\u2028b", None, {"prompt": "a\u2028b"})]
-
-
-def test_a_limit_reads_no_further(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    path.write_text('{"prompt": "a", "answer": 3}\nbroken\n')
-    assert [(problem.prompt, problem.gold) for problem in ExactTask(path).problems(1)] == [("a", "3")]
 
 
 # Demo and exact
@@ -174,6 +168,13 @@ def test_gsm8k_prompts(gsm, tmp_path):
     assert all(f"The final answer is {answer}.\n" in eight.prompt for answer in ANSWERS)
     with pytest.raises(ValueError, match="shots: expected a whole number from 0 to 8, got 9"):
         GSM8K(gsm, shots=9)
+    for row, expected in (
+        ({"question": "a"}, "line 1: expected a text under 'answer', got the fields question"),
+        ({"question": "a", "answer": "#### none"}, "line 1: expected an `answer` with a number"),
+        ({"answer": "#### 4"}, "line 1: expected a text under 'question'"),
+    ):
+        with pytest.raises(ValueError, match=expected):
+            GSM8K(rows(tmp_path / "bad.jsonl", row)).problems()
 
 
 @pytest.mark.usefixtures("patient")
@@ -189,18 +190,8 @@ def test_our_examples_are_right():
         )
 
 
-def test_gsm8k_rows_that_lack_something(tmp_path):
-    for row, expected in (
-        ({"question": "a"}, "line 1: expected a text under 'answer', got the fields question"),
-        ({"question": "a", "answer": "#### none"}, "line 1: expected an `answer` with a number"),
-        ({"answer": "#### 4"}, "line 1: expected a text under 'question'"),
-    ):
-        with pytest.raises(ValueError, match=expected):
-            GSM8K(rows(tmp_path / "bad.jsonl", row)).problems()
-
-
 @pytest.mark.usefixtures("patient")
-def test_equal_values():
+def test_equal_values(gsm):
     for reference, answer, expected in (
         ("1.5", "3/2", True), ("3/2", "1,500/1000", True), ("1,000", "1000", True), ("1000.00", "1000", True),
         ("\\frac{1}{2}", "0.5", True), ("0.333333", "1/3", True), ("2\\sqrt{3}", "\\sqrt{12}", True),
@@ -210,10 +201,6 @@ def test_equal_values():
         ("1/0", "1", False), ("9**9", "9", False), ("\\frac{", "5", False),
     ):  # fmt: skip
         assert equal(reference, answer) is expected, (reference, answer)
-
-
-@pytest.mark.usefixtures("patient")
-def test_equivalence_goes_both_ways_and_gold_one(gsm):
     task = GSM8K(gsm)
     assert task.same(ANY, "5", "x=5") and task.same(ANY, "x=5", "5")
     assert not task.same(ANY, "5", "x=6")
@@ -253,6 +240,7 @@ def test_boxed():
     assert boxed("\\fbox{3} \\boxed{\\{1,2\\}}") == "\\{1,2\\}"
     assert boxed("} \\boxed {4}") == "4"
     assert boxed("\\boxed{}") is None and boxed("none") is None
+    assert exact("9" * 101) is None and exact("9" * 100) == int("9" * 100)
 
 
 @pytest.mark.usefixtures("patient")
@@ -305,6 +293,9 @@ def test_wrong_names_and_settings(gsm, monkeypatch):
     ):
         given = {key: str(gsm) if value == "FILE" else value for key, value in settings.items()}
         refused(lambda: load_task(str(gsm) if name == "FILE" else name, **given), expected, kind)  # noqa: B023
+    no_datasets(monkeypatch)
+    for name, (repo, *_) in SOURCES.items():
+        refused(lambda name=name: load_task(name), rf"\Athe task {name} needs --data: {repo} \(test\) was ")
 
 
 def test_a_missing_package_is_one_line(gsm, monkeypatch):
@@ -315,5 +306,84 @@ def test_a_missing_package_is_one_line(gsm, monkeypatch):
         load_task("code", allow_code_execution=True, sandbox=False)
 
 
-def test_long_answers_are_refused_by_length_alone():
-    assert exact("9" * 101) is None and exact("9" * 100) == int("9" * 100)
+# -- the papers' tasks and prompts --------------------------------------------------------------------------------------
+
+
+TALK = {
+    "id": "a_0",
+    "conversations": [
+        {"from": "system", "value": "Be kind."},
+        {"from": "human", "value": "What is a token?"},
+        {"from": "gpt", "value": "A piece of text."},
+        {"from": "human", "value": "And a round?"},
+    ],
+}
+ALONE = {"id": "b_0", "conversations": [{"from": "gpt", "value": "As I said:"}, {"from": "human", "value": "Go on."}]}
+UNASKED = {"id": "c_0", "conversations": []}
+
+
+# Where rows come from
+
+
+def test_a_path_comes_first_and_the_hub_last(monkeypatch, tmp_path):
+    """And what is learnt from is the training split."""
+    for name, row, split, names, prompt in (
+        ("gsm8k", {"question": "1 + 1?", "answer": "#### 2"}, "test", ("openai/gsm8k", "main"), "1 + 1?"),
+        ("gsm8k", {"question": "1 + 1?", "answer": "#### 2"}, "train", ("openai/gsm8k", "main"), "1 + 1?"),
+        ("math", {"problem": "Halve 1.", "answer": "0.5"}, "test", ("HuggingFaceH4/MATH-500", None), "Halve"),
+    ):
+        calls = fake_datasets(monkeypatch, [row])
+        [problem] = load_task(name, split="calibration" if split == "train" else "test").problems()
+        assert calls == [(names, {"split": split})] and problem.prompt.startswith(prompt)
+    calls = fake_datasets(monkeypatch, error=AssertionError("not asked for"))
+    path = rows(tmp_path / "math.jsonl", {"problem": "Halve 1.", "answer": "0.5"})
+    assert load_task("math", data=path).path == path and calls == []
+    fake_datasets(monkeypatch, error=ConnectionError("no\nroute"))
+    with pytest.raises(ValueError, match=r"openai/gsm8k \(test\) was not loaded \(ConnectionError: no route\)"):
+        load_task("gsm8k")
+    fake_datasets(monkeypatch, [{"question": "a", "answer": "#### 1"}, {"question": "b"}])
+    with pytest.raises(ValueError, match=r"openai/gsm8k \(test\), row 2: expected a text under 'answer'"):
+        load_task("gsm8k").problems()
+
+
+# Prompts
+
+
+def test_speed_benchs_rows(tmp_path):
+    parquet, pa = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
+    parquet.write_table(pa.Table.from_pylist([{"turns": ["Read this.", "And this."]}]), tmp_path / "test.parquet")
+    assert read_texts(tmp_path / "test.parquet") == [PromptText("Read this.")]
+    (tmp_path / "bad.parquet").write_bytes(b"PAR1 not so")
+    with pytest.raises(ValueError, match="Parquet"):
+        read_texts(tmp_path / "bad.parquet")
+    placeholder = {"turns": [f"{PLACEHOLDER} USING SPECDEC_BENCH\n\nSummarise {{article}}"]}
+    path = rows(tmp_path / "speed.jsonl", {"turns": ["Read."]}, placeholder)
+    with pytest.raises(
+        ValueError, match=r"\A[^\n]*speed.jsonl, line 2: SPEED-Bench's placeholder [^\n]*prepare_data.py[^\n]*\Z"
+    ):
+        read_texts(path)
+
+
+def test_conversations_of_an_array_and_of_lines(tmp_path):
+    talks = [TALK, ALONE, UNASKED]
+    paths = [tmp_path / "ShareGPT.json", tmp_path / "indented.json", rows(tmp_path / "lines.jsonl", *talks)]
+    for path, indent in zip(paths[:2], (None, 2), strict=True):
+        path.write_text(json.dumps(talks, indent=indent, ensure_ascii=False) + "\n")
+    for path in paths:
+        assert read_texts(path) == [PromptText("What is a token?", "A piece of text."), PromptText("Go on.")]
+        assert len(read_texts(path, 1)) == 1
+
+
+def test_what_is_no_conversation_is_refused_by_row(tmp_path):
+    path = tmp_path / "talks.json"
+    for content, expected in (
+        (b'[{"conversations": 1}]', "entry 1: expected turns with a text under 'from' and 'value', got 1"),
+        (b'[{"conversations": [{"from": "human"}]}]', "entry 1: expected turns with a text under 'from' and 'value'"),
+        (b'[{"conversations": []}, 3]', "entry 2: expected a JSON object, got 3"),
+        (b'[{"conversations": []}, {"a": ', "talks.json is not JSON"),
+        (b'[{"conversations": [], "conversations": []}]', "talks.json is not JSON: an object has the key"),
+        (b'{"conversations": [["human", "a"]]}', "line 1: expected turns"),
+        (b'[{"conversations": [{"from": "human", "value": "\xff"}]}]', "talks.json is not JSON: 'utf-8' codec"),
+    ):
+        path.write_bytes(content)
+        assert "talks.json" in refused(lambda: read_texts(path), expected)

@@ -3,7 +3,6 @@
 import copy
 import json
 import pickle
-import threading
 
 import pytest
 import torch
@@ -179,25 +178,3 @@ def test_its_weights_stay_and_a_copy_follows_them(targets):
         drafter.network.fc.weight.add_(1.0)
     new = drafter.beside(targets[1])
     assert new is not old and new.network.fc.weight.equal(drafter.network.fc.weight.to(torch.bfloat16))
-
-
-@pytest.mark.full
-def test_targets_of_two_precisions_in_threads(targets):
-    drafter, errors, texts = eagle.drafter(targets[0]), [], {0: [], 1: []}
-
-    def run(number):
-        try:
-            for _ in range(6):
-                texts[number].append(written(targets[number], drafter).sequences)
-        except Exception as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in (0, 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
-    for number, target in enumerate(targets):
-        expected = target.generate(**small.one(), max_new_tokens=12, do_sample=False)
-        assert all(text.equal(expected) for text in texts[number])

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 from support import tiny
-from support.paper_rules import Ensemble
 
 import hf_lossy_assist as hla
 
@@ -135,16 +134,3 @@ def test_tokens_that_a_stop_never_saw_are_not_taken_unchecked():
         match="^AllButLast accepts unchecked [^\n]*CompositeDrafter has none for it: pass an assistant_model[^\n]*$",
     ):
         hla.enable(target).generate(torch.tensor([[5, 6, 7]]), **settings)
-
-
-@dataclass(frozen=True)
-class WithoutDistributions(hla.Drafter):
-    needs_assistant = True
-
-    def start(self, context):
-        return context.assistant_run()
-
-
-def test_rules_that_read_distributions_name_a_drafter_that_has_none():
-    with pytest.raises(ValueError, match="^Ensemble compares [^\n]* and WithoutDistributions has none [^\n]*$"):
-        call(None, drafter=WithoutDistributions(), assistant_model=tiny.shared("llama"), lossy_policy=Ensemble(0.5))

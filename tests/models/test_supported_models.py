@@ -72,22 +72,6 @@ def test_the_page_counts_what_it_lists():
     assert built == sum(section != "not built" for section in stated().values()) >= 120
 
 
-def refusal(model_type, kind="causal", **settings):
-    model = tiny_models.tiny_model(model_type, kind, "eager")
-    with pytest.raises(ValueError) as error:
-        hla.enable(model).generate(
-            **supported_models.prompts((5,), 0), max_new_tokens=4, do_sample=False, assistant_model=copy.deepcopy(model),
-            lossy_policy="strict", **settings,
-        )  # fmt: skip
-    assert supported_models.refused_by_us(error.value), str(error.value)
-    return str(error.value)
-
-
-def test_a_recurrent_state_is_given_as_the_reason():
-    line = refusal("rwkv")
-    assert "cannot be decoded in rows (a trial" in line and "; see models/quirks.py)" in line
-
-
 def test_a_model_whose_settings_switch_its_cache_off_is_decoded_with_ours():
     model = tiny_models.tiny_model("mpt", "causal", "eager")
     assert model.generation_config.use_cache is False

@@ -70,34 +70,33 @@ def test_rows_are_summed(two_rows):
     assert two_rows.rows[0].num_new_tokens == 8 and sum(two_rows.rows[0].steps.values()) == 3
 
 
-def test_every_token_has_a_source(two_rows):
-    for row in two_rows.rows:
-        assert len(row.token_sources) == row.num_new_tokens
-    assert [SOURCES[s] for s in two_rows.rows[1].token_sources] == ["correction", "draft-lossy", "bonus"]
+# Rounds of one row: (drafted, sent, accepted, lossy, taken), and the sources of their tokens.
+ROUNDS = {
+    "ends on its first drafted token": ([(5, 5, 5, [1, 0, 0, 0, 0], 1)], ["draft-lossy"]),
+    "all of the 2 of 3 that a filter sent": ([(3, 2, 2, [0, 0, 0], 3)], ["draft", "draft", "bonus"]),
+    "other kinds": ([(2, 2, 0, [0, 0], 1), (1, 1, 1, [1], 2)], ["correction", "draft-lossy", "bonus"]),
+}  # fmt: skip
 
 
-def test_a_row_that_ends_on_its_first_drafted_token():
-    row = RowStats()
-    row.record(Record(drafted=5, sent=5, accepted=5, lossy=[1, 0, 0, 0, 0], taken=1))
-    assert (row.num_new_tokens, row.num_accepted_draft_tokens, row.num_lossy_accepts) == (1, 1, 1)
-    assert row.token_sources == [SOURCES.index("draft-lossy")]
-
-
-def test_all_that_was_sent_was_accepted():
-    """A filter sent 2 of 3: the token behind them is the target's bonus, not a correction."""
-    row = RowStats()
-    row.record(Record(drafted=3, sent=2, accepted=2, lossy=[0, 0, 0], taken=3))
-    assert [SOURCES[s] for s in row.token_sources] == ["draft", "draft", "bonus"]
-    assert row.num_dropped_tokens == 1 and dict(row.steps) == {(2, 2): 1}
+def test_tokens_have_sources():
+    for name, (rounds, sources) in ROUNDS.items():
+        row = RowStats()
+        for each in rounds:
+            row.record(Record(*each))
+        assert [SOURCES[source] for source in row.token_sources] == sources and row.num_new_tokens == len(sources), (
+            name
+        )
+        assert row.num_lossy_accepts == sources.count("draft-lossy"), name
+        assert row.num_dropped_tokens == sum(drafted - sent for drafted, sent, *_ in rounds), name
 
 
 def test_calls_that_verified_nothing_do_not_count():
     """Without a draft, or with one that a filter dropped, the target writes one token."""
     row = RowStats()
-    row.record(Record(drafted=0, sent=0, accepted=0, lossy=[], taken=1))
+    row.record(Record(0, 0, 0, [], 1))
     assert row.mean_acceptance_length == 0.0
-    row.record(Record(drafted=2, sent=0, accepted=0, lossy=[0, 0], taken=1))
-    row.record(Record(drafted=4, sent=4, accepted=3, lossy=[0] * 4, taken=4))
+    for each in ((2, 0, 0, [0, 0], 1), (4, 4, 3, [0] * 4, 4)):
+        row.record(Record(*each))
     assert row.mean_acceptance_length == 4.0 and row.num_new_tokens == 6 and row.num_spec_steps == 3
 
 
@@ -113,9 +112,7 @@ def test_without_any_round():
     empty = SpeculationStats([RowStats()], 5, True)
     out = empty.to_dict(rows=True, sources=True)
     assert out["mean_acceptance_length"] == 0.0 and out["draft_acceptance_rate"] == 0.0
-    assert (
-        out["acceptance_histogram"] == out["lossy_share_by_position"] == [] and out["rows"][0]["token_sources"] == []
-    )
+    assert out["acceptance_histogram"] == out["lossy_share_by_position"] == out["rows"][0]["token_sources"] == []
     assert "lossless" in str(empty)
 
 

@@ -70,16 +70,13 @@ class World:
 
             def propose(self, rows, limits, randomness):
                 world.seconds += world.model_cost - 1
-                tokens = [
-                    world.guesses[b][n : n + min(limit, 5)]
-                    for b, (n, limit) in enumerate(zip(place, limits, strict=True))
-                ]
+                each = enumerate(zip(place, limits, strict=True))
+                tokens = [world.guesses[b][n : n + min(limit, 5)] for b, (n, limit) in each]
                 return certain_draft(tokens, rows, limits, False)
 
         switch = DraftSwitch(RULE, count, now=lambda: self.seconds)
-        run = AutoRun(
-            Text(), Model(), SimpleNamespace(vocabulary=99, reads_probs=False, sampling=False), switch, self.estimates
-        )
+        context = SimpleNamespace(vocabulary=99, reads_probs=False, sampling=False)
+        run = AutoRun(Text(), Model(), context, switch, self.estimates)
         if fixed is not None:
             run._choose = lambda may, gains, longest: fixed
             run.switch.begin = lambda rows: True

@@ -84,8 +84,7 @@ def test_samples_have_the_targets_distribution(kind):
 def test_two_drafters_are_refused_unless_one_drafts_with_another(target):
     for drafter in ("suffix", hla.CompositeDrafter(hla.SuffixDrafter(), "mtp")):
         with pytest.raises(ValueError, match=r"^[^\n]*two drafters[^\n]*composite[^\n]*$"):
-            target.generate(
-                **small.one(), assistant_model=eagle.drafter(target), drafter=drafter, lossy_policy="strict"
-            )
+            given = {"assistant_model": eagle.drafter(target), "drafter": drafter, "lossy_policy": "strict"}
+            target.generate(**small.one(), **given)
     with pytest.raises(ValueError, match=r"^CompositeDrafter: expected first without a model[^\n]*$"):
         hla.CompositeDrafter(eagle.drafter(target), "mtp")

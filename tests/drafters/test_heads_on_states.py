@@ -8,7 +8,6 @@ from support.tiny import NEVER_EMITTED, some_eos
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.artifacts.features import FeatureTap
-from hf_lossy_assist.drafters.networks.base import HiddenStateModel
 from hf_lossy_assist.drafters.trained import DFlashDrafter
 
 
@@ -28,6 +27,15 @@ def head(spec, polarity="acceptable", size=32, **more):
 def judge(spec):
     """A rule that has the drafter keep its states."""
     return hla.LossyPolicy(hla.Judge(head(spec, "important"), 0.5), hla.Constant(4))
+
+
+def drafted_rows(seen):
+    """Yield the text, the limit, the count and the states of each row's draft in each round, where there may be one."""
+    for round_ in seen:
+        for b, count in enumerate(round_.draft.lengths.tolist()):
+            if round_.limits[b]:
+                hidden = None if round_.draft.hidden is None else round_.draft.hidden[b, :count]
+                yield round_.texts[b], round_.limits[b], count, hidden
 
 
 def drafter_states(target, net, text, gamma, spec):
@@ -51,18 +59,15 @@ def test_a_rule_reads_the_drafters_states(target, monkeypatch, spec, inputs):
     whole = tiny.greedy(target, inputs, eos_token_id=NEVER_EMITTED)
     eos = NEVER_EMITTED if len(whole) == 1 else some_eos(whole, 9)
     out = tiny.assisted(target, inputs, drafter, judge(spec), eos_token_id=eos)
-    assert len({accepted for row in out.speculation.rows for _, accepted in row.steps}) > 1, (
-        "some rounds accept a part"
-    )
+    assert len({accepted for row in out.speculation.rows for _, accepted in row.steps}) > 1, "some accept a part"
     if len(inputs["input_ids"]) > 1:
         assert len({len(round_.texts) for round_ in seen}) > 1, "rows left"
     read = 0
-    for round_ in seen:
-        for b, count in enumerate(round_.draft.lengths.tolist()):
-            if round_.limits[b] and count:
-                expected = drafter_states(target, drafter.network, round_.texts[b], count, spec)
-                torch.testing.assert_close(round_.draft.hidden[b, :count], expected, rtol=1e-6, atol=1e-6)
-                read += count
+    for text, _, count, hidden in drafted_rows(seen):
+        if count:
+            expected = drafter_states(target, drafter.network, text, count, spec)
+            torch.testing.assert_close(hidden, expected, rtol=1e-6, atol=1e-6)
+            read += count
     assert read > 12
 
 
@@ -77,15 +82,11 @@ def test_a_stop_reads_the_drafters_states(monkeypatch):
     out = tiny.assisted(model, inputs, drafter, hla.HeadStop(doubts, 0.5, 6), eos_token_id=NEVER_EMITTED)
     assert out.sequences.equal(expected)
     lengths = []
-    for round_ in seen:
-        for b, count in enumerate(round_.draft.lengths.tolist()):
-            if not round_.limits[b] or len(round_.texts[b]) == 1:  # of one token the target has told nothing yet
-                continue
-            probabilities = doubts(
-                drafter_states(model, drafter.network, round_.texts[b], round_.limits[b], hla.FeatureSpec())
-            )
+    for text, limit, count, _ in drafted_rows(seen):
+        if len(text) > 1:  # of one token the target has told nothing yet
+            probabilities = doubts(drafter_states(model, drafter.network, text, limit, hla.FeatureSpec()))
             doubted = (probabilities < 0.5).nonzero()[:, 0].tolist()
-            lengths.append(min([place + 1 for place in doubted] + [round_.limits[b]]))
+            lengths.append(min([place + 1 for place in doubted] + [limit]))
             assert count == lengths[-1]
     assert len(set(lengths)) > 2
 
@@ -97,14 +98,12 @@ def test_specdec_reads_the_state_that_encodes_a_token(target, monkeypatch):
     inputs, stop = small.ragged((0, 3, 5)), hla.SpecDecPP(accepted, 0.6, 6)
     tiny.assisted(target, inputs, drafter, stop, eos_token_id=NEVER_EMITTED)
     lengths = set()
-    for round_ in seen:
-        for b, count in enumerate(round_.draft.lengths.tolist()):
-            if round_.limits[b] < 2:
-                continue
-            probabilities = accepted(drafter_states(target, drafter.network, round_.texts[b], round_.limits[b], spec))
+    for text, limit, count, _ in drafted_rows(seen):
+        if limit > 1:
+            probabilities = accepted(drafter_states(target, drafter.network, text, limit, spec))
             # Token k is judged with the draft step for token k + 1, which stays in the draft.
             ends = [k + 2 for k, alive in enumerate(probabilities.cumprod(dim=0).tolist()) if not alive >= 0.4]
-            assert count == min([*ends, round_.limits[b]])
+            assert count == min([*ends, limit])
             lengths.add(count)
     assert len(lengths) > 1
 
@@ -115,21 +114,15 @@ def test_a_block_has_a_state_for_each_place(target, monkeypatch):
     drafter, seen, spec = DFlashDrafter(net), eagle.watched(monkeypatch), hla.FeatureSpec()
     tiny.assisted(target, small.ragged(), drafter, judge(spec), eos_token_id=NEVER_EMITTED)
     read = 0
-    for round_ in seen:
-        for b, count in enumerate(round_.draft.lengths.tolist()):
-            if not round_.limits[b] or not count:
-                continue
-            text = round_.texts[b]
-            out = target(text[None, :-1], output_hidden_states=True)
-            states = torch.cat([out.hidden_states[layer] for layer in net.config.target_layers], dim=-1)
-            model = HiddenStateModel(
-                net, target.get_input_embeddings(), target.get_output_embeddings(), 1, 256, small.VOCAB
-            )
+    for text, _, count, hidden in drafted_rows(seen):
+        if count:
+            states = torch.cat(target(text[None, :-1], output_hidden_states=True).hidden_states[:3], dim=-1)
+            model = drafter.make_model(target, 1, 256, small.VOCAB)
             model.take(states, [len(text) - 1])
             with FeatureTap(net, spec) as tap:
                 model.read(text[None])
                 whole = tap.latest[0]  # (block, H)
-            torch.testing.assert_close(round_.draft.hidden[b, :count], whole[1 : 1 + count], rtol=1e-6, atol=1e-6)
+            torch.testing.assert_close(hidden, whole[1 : 1 + count], rtol=1e-6, atol=1e-6)
             read += count
     assert read > 12
 

@@ -136,9 +136,7 @@ def test_stop_texts_of_many_special_tokens_are_searched_as_they_are(kind):
         rng = random.Random(seed)
         assert streamed(tokenizer, word, [*word, *tokens, *word], [stop, "zzz"], rng) == before
         cut = difference(tokenizer, word, [*word, *word])
-        assert streamed(tokenizer, word, [*word, *tokens[1:], *word], [stop, "|>", "0", "<|"], rng) == cut, (
-            "a part of one"
-        )
+        assert streamed(tokenizer, word, [*word, *tokens[1:], *word], [stop, "|>", "0", "<|"], rng) == cut
     if kind == "wordpiece":  # it has no letters
         return
     mixed = [each for n, token in enumerate(tokens) for each in ([token] if n % 3 else spelled(tokenizer, special[n]))]

@@ -1,6 +1,7 @@
 """Proves that rows of different length fed side by side without padding give what the padded block gives: logits, cache contents and,
 end to end, `model.generate`'s own tokens; and that packing is used where it pays and nowhere else."""
 
+import itertools
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -32,11 +33,12 @@ def small_models_too():
 def taken(monkeypatch):
     """The `counts` of every packed feed, of any model."""
     seen, feed = [], RowModel._feed_packed
-    monkeypatch.setattr(
-        RowModel,
-        "_feed_packed",
-        lambda self, tokens, counts, keep: (seen.append([*counts]), feed(self, tokens, counts, keep))[1],
-    )
+
+    def fed(self, tokens, counts, keep):
+        seen.append([*counts])
+        return feed(self, tokens, counts, keep)
+
+    monkeypatch.setattr(RowModel, "_feed_packed", fed)
     return seen
 
 
@@ -62,15 +64,11 @@ class Both:
     def same_contents(self):
         """Slot by slot, as far as each row's text goes."""
         assert self.packing.cache.capacity >= max(self.packing.lengths)
-        for packed_layer, padded_layer in zip(self.packing.cache.layers, self.padding.cache.layers, strict=True):
+        layers = zip(self.packing.cache.layers, self.padding.cache.layers, strict=True)
+        for (ours, padded), name in itertools.product(layers, ("keys", "values")):
             for b, length in enumerate(self.packing.lengths):
-                for ours, expected in (
-                    (packed_layer.keys, padded_layer.keys),
-                    (packed_layer.values, padded_layer.values),
-                ):
-                    torch.testing.assert_close(
-                        ours[b, :, :length], expected[b, :, :length], atol=self.atol, rtol=self.atol
-                    )
+                got, wanted = (getattr(layer, name)[b, :, :length] for layer in (ours, padded))
+                torch.testing.assert_close(got, wanted, atol=self.atol, rtol=self.atol)
 
     def both(self, call):
         for rows in (self.packing, self.padding):

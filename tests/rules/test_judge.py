@@ -1,4 +1,4 @@
-"""What AutoJudge's rule accepts: by hand, by enumeration, and against strict acceptance; its JSON form and its folder; what it refuses.
+"""Proves what AutoJudge's rule accepts: by hand, by enumeration, and against strict acceptance; its JSON form and its folder; what it refuses.
 
 Garipov et al., "AutoJudge: Judge Decoding Without Manual Annotation" (huggingface.co/papers/2504.20039), §3.3 and §4.1.
 """

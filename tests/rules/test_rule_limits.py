@@ -172,9 +172,7 @@ def test_the_report_has_the_overshoot_of_lossy_tokens(sampling):
     """Counted anew from the target's distributions over the finished text; what is limited stays within its limit."""
     model = tiny.shared("llama")
     draft, inputs = tiny.draft_of(model, "rarely"), tiny.prompts((9, 4))
-    settings_ = {"max_new_tokens": 30, "eos_token_id": tiny.NEVER_EMITTED} | (
-        {"do_sample": True, "top_k": 0} if sampling else {}
-    )
+    settings_ = {"max_new_tokens": 30, "eos_token_id": tiny.NEVER_EMITTED, "do_sample": sampling, "top_k": 0}
     free = tiny.assisted(model, inputs, draft, TopK(97), **settings_)
     found = []
     for row, width in enumerate((9, 4)):
@@ -205,10 +203,7 @@ def test_a_union_of_one_is_the_rule():
 def test_what_a_union_is():
     assert Union((Strict(), Strict())).lossless and not Union((Strict(), TopK(0))).lossless
     assert Limited(Strict()).lossless and not Limited(TopK(0)).lossless
-    assert Union((TopK(1), hla.Thresholds())).modes == ("sampling",) and Union((TopK(1),)).modes == (
-        "greedy",
-        "sampling",
-    )
+    assert Union((TopK(1), hla.Thresholds())).modes == ("sampling",) and len(Union((TopK(1),)).modes) == 2
     assert Union((TopK(1), Ensemble(0.5))).needs_draft_probs and not Union((TopK(1),)).needs_draft_probs
     assert Union([TopK(1)]) == Union((TopK(1),)) and hash(Union([TopK(1)])) == hash(Union((TopK(1),)))
 

@@ -27,9 +27,7 @@ def test_mcnemar_is_the_exact_one():
 
 def test_a_rate_is_of_sums_and_one_unit_has_no_interval():
     assert rate([10], [2.0]) == (5.0, None, None)
-    assert rate([10, 20, 30], [1.0, 2.0, 4.0]) == (pytest.approx(60 / 7), None, None), (
-        "three units say nothing of their spread"
-    )
+    assert rate([10, 20, 30], [1.0, 2.0, 4.0]) == (pytest.approx(60 / 7), None, None)  # three units are too few
     found = rate([10, 20, 30, 40], [1.0, 2.0, 4.0, 5.0])
     assert found.value == pytest.approx(100 / 12) and found.low < found.value < found.high
 

@@ -74,9 +74,7 @@ def test_finished_rows_do_not_count():
     """One of five rows ends at its first token: four are left, of whom the finished one still stands in the batch for a while."""
     model, inputs = tiny.shared("llama"), tiny.prompts((9, 1, 4, 14, 7))
     text = tiny.greedy(model, inputs, eos_token_id=tiny.NEVER_EMITTED)[:, 14:]
-    eos = next(
-        int(t) for row in range(5) for t in text[row, :1] if sum(int(t) in other[:8].tolist() for other in text) == 1
-    )
+    eos = next(t for t in text[:, 0].tolist() if sum(t in other[:8].tolist() for other in text) == 1)
     seen = []
 
     @dataclass(frozen=True)

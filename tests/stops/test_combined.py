@@ -90,9 +90,8 @@ def test_limits_rows_and_the_rest_of_combinations():
     running = stop.start(2)
     assert running.begin_round([0, 1]) == [3, 3] and running.begin_round([1]) == [3]
     running.observe([1], [3], [3])
-    assert running.begin_round([0, 1]) == [3, 4] and running.begin_round([1]) == [
-        5
-    ]  # the heuristic's 5, and 6 for one row
+    # The heuristic's 5, and 6 for one row.
+    assert running.begin_round([0, 1]) == [3, 4] and running.begin_round([1]) == [5]
     assert stop.longest == 6 and stop.start(1).begin_round([0]) == [3]
     shorter = hla.AnyOf([hla.SVIP(h=0.5), hla.AtLeast(hla.Confidence(), 7)]).with_longest(5)
     assert (
@@ -125,12 +124,10 @@ def test_parts_read_one_state():
 
 
 def test_heads_inside_are_saved_loaded_and_checked(tmp_path):
-    head, other = (
-        head_for.__wrapped__(draft_of("llama"), kind) for kind in ("linear", "mlp")
-    )  # new: saving marks them
-    policy = hla.LossyPolicy(
-        stop=hla.AnyOf([hla.SVIP(), hla.HeadStop(head, 0.3), hla.AtLeast(hla.HeadStop(other, 0.2), 3)])
-    )
+    # New ones: saving marks them.
+    head, other = (head_for.__wrapped__(draft_of("llama"), kind) for kind in ("linear", "mlp"))
+    stops = [hla.SVIP(), hla.HeadStop(head, 0.3), hla.AtLeast(hla.HeadStop(other, 0.2), 3)]
+    policy = hla.LossyPolicy(stop=hla.AnyOf(stops))
     assert policy.heads() == {"stop_1_head": head, "stop_2_0_head": other}
     policy.save_pretrained(tmp_path / "made")
     assert names(tmp_path / "made") == {"policy.json", "README.md", "stop_1_head", "stop_2_0_head"}

@@ -15,10 +15,8 @@ import hf_lossy_assist as hla
 
 PROMPTS = {"one": one(), "ragged": ragged()}
 NEW = 40
-NEVER = {
-    "eos_token_id": 96,
-    "pad_token_id": PAD,
-}  # an EOS that no greedy text here holds: Transformers pads rows only with one
+# An EOS that no greedy text here holds: Transformers pads rows only with one.
+NEVER = {"eos_token_id": 96, "pad_token_id": PAD}
 CALLS = (("one", "itself"), ("ragged", "near"))
 
 

@@ -181,9 +181,7 @@ def test_rows_in_another_order_draft_the_same(names):
     for name in names:
         stop, found = CASES[name].stop, walk(CASES[name].stop)
         for order in itertools.islice(itertools.permutations(range(4)), 1, None, 5):
-            assert walk(stop, order=order) == walk(stop, numbers=order) == walk(stop, order[::-1], order) == found, (
-                name
-            )
+            assert walk(stop, order=order) == walk(stop, numbers=order) == walk(stop, order[::-1], order) == found
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,8 @@ MORE = {"important": "mine more problems", "unimportant": "mine other problems"}
 
 
 def evidence(important=80, unimportant=300, auroc=(0.9, 0.8, 0.95), texts=7):
-    return Evidence(
-        Estimate(*auroc), texts, "problem", {"important": important, "unimportant": unimportant}, MORE
-    )  # fmt: skip
+    counts = {"important": important, "unimportant": unimportant}
+    return Evidence(Estimate(*auroc), texts, "problem", counts, MORE)
 
 
 def test_a_share_has_its_counts_and_its_interval():
@@ -86,11 +85,8 @@ def test_a_head_is_called_good_only_where_it_is(hf_lossy, tmp_path, method, kind
         assert f"| auroc low | {metrics['auroc_low']:.4g} |" in card and card_problems(card) == ([], [])
         if name == "law":
             assert metrics["auroc_low"] > 0.7 and "verdict" not in metrics
-            assert (
-                last.startswith("see how fast it is: hf-lossy ")
-                and f"{name}-head" in last
-                and "than chance" not in card
-            )
+            assert last.startswith("see how fast it is: hf-lossy ")
+            assert f"{name}-head" in last and "than chance" not in card
             continue
         assert metrics["auroc_low"] <= 0.5 and last == metrics["verdict"] and "see how fast" not in done.out
         assert last.startswith("no better than chance as far as is known: AUROC 0.")

@@ -55,16 +55,11 @@ def mismatches() -> list[dict[str, Any]]:
         for i, (answer, guess) in enumerate(zip(out[:, start:].tolist(), guesses.tolist(), strict=True)):
             end = answer.index(tokenizer.eos_token_id) + 1 if tokenizer.eos_token_id in answer else len(answer)
             response = answer[:end]
-            found = [
-                {
-                    "position": t,
-                    "target_token": token,
-                    "draft_token": other,
-                    "important": bool({token, other} & digits),
-                }
-                for t, (token, other) in enumerate(zip(response, guess, strict=False))
-                if token != other
-            ]
+            found = []
+            for t, (token, other) in enumerate(zip(response, guess, strict=False)):
+                if token != other:
+                    row = {"position": t, "target_token": token, "draft_token": other}
+                    found.append(row | {"important": bool({token, other} & digits)})
             if found and not found[-1]["important"]:
                 t = found[-1]["position"]
                 response = [*response[:t], guess[t]]
@@ -116,9 +111,8 @@ def hidden_states_once(model: Any, mined: MinedTable, position: str = "token", n
 
 def fit(data: Path, out: Path, settings: JudgeSettings = QUICK, **more: Any) -> tuple[Head, JudgeReport]:
     target, draft, _, tokenizer = models()
-    return fit_autojudge(
-        data, out, **{"target": target, "draft": draft, "tokenizer": tokenizer} | more, settings=settings
-    )
+    given = {"target": target, "draft": draft, "tokenizer": tokenizer, "settings": settings}
+    return fit_autojudge(data, out, **given | more)
 
 
 @cache
@@ -187,9 +181,8 @@ def test_fits_that_do_not_converge_are_counted(data, tmp_path):
 
 @pytest.mark.full
 def test_a_seed_names_a_head(data, tmp_path):
-    one, two, other = (
-        fit(data, tmp_path / str(i), JudgeSettings(grid=(1e-3,), seed=s))[0] for i, s in enumerate((1, 1, 2))
-    )
+    settings = [JudgeSettings(grid=(1e-3,), seed=seed) for seed in (1, 1, 2)]
+    one, two, other = (fit(data, tmp_path / str(n), one)[0] for n, one in enumerate(settings))
     assert one.digest == two.digest != other.digest
     assert one.config.training["held_out_problems"] != other.config.training["held_out_problems"]
 
@@ -203,9 +196,8 @@ def tokens(problems, each, important):
 def test_folds():
     """One split where it holds out enough of both; else as many folds as problems with each label, of one size, each problem once."""
     problem = np.arange(100).repeat(12)
-    assert (
-        choose_folds(problem, np.arange(len(problem)) % 2 == 0, 0) == 0
-    )  # 10 problems of 6 and 6 are held out: 60 of each
+    half = np.arange(len(problem)) % 2 == 0  # 10 problems of 6 and 6 are held out: 60 of each
+    assert choose_folds(problem, half, 0) == 0
     rare = np.arange(len(problem)) % 4 == 0  # 30 of one
     assert choose_folds(problem, rare, 0) == choose_folds(problem, ~rare, 0) == FOLDS
     for important, folds in ((0, 0), (1, 0), (2, 2), (3, 3), (9, FOLDS)):

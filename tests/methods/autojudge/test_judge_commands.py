@@ -49,10 +49,8 @@ def test_mine_fit_generate_push_pull(hf_lossy, hub, mined, tmp_path):
     fitted = hf_lossy("fit", "autojudge", mined, "--out", head, "--folds", 3)
     assert fitted.code == 0 and "…" not in fitted.out, fitted
     assert "AUROC" in fitted.out and "of the important tokens" in fitted.out
-    assert (
-        fitted.out.splitlines()[-1]
-        == f"see which answers it changes: hf-lossy compare --task demo --policies svip,{head}"
-    )
+    last = f"see which answers it changes: hf-lossy compare --task demo --policies svip,{head}"
+    assert fitted.out.splitlines()[-1] == last
     assert Head.from_pretrained(head).config.polarity == "important"
 
     options = ("--max-new-tokens", 40, "--json", "--seed", 3, "--policy")

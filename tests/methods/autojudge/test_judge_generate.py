@@ -6,6 +6,7 @@ Garipov et al., "AutoJudge: Judge Decoding Without Manual Annotation" (huggingfa
 import itertools
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -52,19 +53,18 @@ def rounds(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "threshold", "window", "spec"),
+    ("threshold", "window", "spec"),
     [
-        ("llama", 0.5, 5, BOTH),
-        pytest.param("llama", 0.5, 5, FeatureSpec("target", "predicting"), marks=pytest.mark.full),
-        pytest.param("llama", 0.7, 32, FeatureSpec("draft", "token"), marks=pytest.mark.full),
+        (0.5, 5, BOTH),
+        pytest.param(0.5, 5, FeatureSpec("target", "predicting"), marks=pytest.mark.full),
+        pytest.param(0.7, 32, FeatureSpec("draft", "token"), marks=pytest.mark.full),
     ],
     ids=case_id,
 )
-def test_greedy_is_the_papers_loop(name, threshold, window, spec):
+def test_greedy_is_the_papers_loop(threshold, window, spec):
     """Tokens and all statistics of each row of a ragged batch, with an end token and without, and of a row alone."""
-    target, draft, inputs = tiny.shared(name), draft_of(name), prompts(RAGGED)
-    head = make_judge(name, "rarely", spec)
-    lossy = 0
+    target, draft, inputs = tiny.shared("llama"), draft_of("llama"), prompts(RAGGED)
+    head, lossy = make_judge("llama", "rarely", spec), 0
     for eos in (NEVER_EMITTED, find_eos(target, RAGGED)) if window == 5 and spec == BOTH else (NEVER_EMITTED,):
         ones = [inputs["input_ids"][b : b + 1, -n:] for b, n in enumerate(RAGGED)]
         expected = [slow(target, draft, head, threshold, one, eos, window) for one in ones]
@@ -86,11 +86,9 @@ def test_greedy_is_the_papers_loop(name, threshold, window, spec):
 @pytest.mark.parametrize(
     ("name", "spec"),
     [
-        ("llama", FeatureSpec("both", "token")),
-        pytest.param("llama", FeatureSpec("both", "predicting"), marks=pytest.mark.full),
-        pytest.param("llama", FeatureSpec("draft", "token"), marks=pytest.mark.full),
-        pytest.param("llama", FeatureSpec("target", "predicting"), marks=pytest.mark.full),
-        pytest.param("gpt2", FeatureSpec("both", "token"), marks=pytest.mark.full),
+        ("llama", BOTH),
+        *(pytest.param("llama", SPECS[n], marks=pytest.mark.full) for n in (5, 0, 3)),
+        pytest.param("gpt2", BOTH, marks=pytest.mark.full),
     ],
     ids=case_id,
 )
@@ -135,15 +133,11 @@ def test_features_where_the_draft_is_the_target_itself(rounds):
         assert check_features(rounds, head, target, target) > 10 and out.speculation.num_lossy_accepts == 0
 
 
+GENERATORS = [(SPECS[2], {"prompt_lookup_num_tokens": 3}), (SPECS[3], {"assistant_early_exit": 1})]
+
+
 @pytest.mark.full
-@pytest.mark.parametrize(
-    ("spec", "settings"),
-    [
-        (BOTH, {}),  # of a hybrid
-        (FeatureSpec("target", "token"), {"prompt_lookup_num_tokens": 3}),
-        (FeatureSpec("target", "predicting"), {"assistant_early_exit": 1}),
-    ],
-)
+@pytest.mark.parametrize(("spec", "settings"), [(BOTH, {}), *GENERATORS])
 def test_features_of_a_hybrid_and_with_transformers_candidate_generators(spec, settings, rounds):
     """Early exit drafts with the target itself, whose forwards must not be taken for those that verify."""
     target, draft, name = tiny.build("llama", seed=4), None, "llama"
@@ -208,9 +202,8 @@ def test_only_what_strict_rejects_is_lossy():
     """A perfect draft needs no judge, and no head is asked where nothing was drafted."""
     target, head = tiny.shared("llama"), Recorder(constant_head(0.1))
     for kind in ("always", "rarely"):
-        out = assisted(
-            target, prompts(RAGGED), draft_of("llama", kind), AutoJudge(head, 0.5, 6), eos_token_id=NEVER_EMITTED
-        )
+        draft = draft_of("llama", kind)
+        out = assisted(target, prompts(RAGGED), draft, AutoJudge(head, 0.5, 6), eos_token_id=NEVER_EMITTED)
         assert (out.speculation.num_lossy_accepts == 0) == (kind == "always")
     head.shown.clear()
     out = assisted(target, prompts(ONE), draft_of("llama"), AutoJudge(head, 0.5), max_new_tokens=1)
@@ -253,9 +246,8 @@ def test_with_other_stops_and_filters(rounds):
         assert longest == {"rule alone": 5, "rule object": 5, "head": NEW - 1, "filter": 3}.get(name, longest)
         if "stop" in name:
             assert longest <= 9 and out.speculation.forwards["head"] > out.speculation.forwards["target"]
-    out = assisted(
-        target, prompts(ONE), draft, AutoJudge(head, 0.5), num_assistant_tokens=4, eos_token_id=NEVER_EMITTED
-    )
+    settings = {"num_assistant_tokens": 4, "eos_token_id": NEVER_EMITTED}
+    out = assisted(target, prompts(ONE), draft, AutoJudge(head, 0.5), **settings)
     assert max(sent for sent, _ in out.speculation.total().steps) == 4, "the call's own setting wins"
 
 
@@ -272,15 +264,16 @@ def test_a_head_that_reads_the_draft_needs_one():
     target = tiny.shared("llama")
     for model in ("draft", "both"):
         policy = AutoJudge(constant_head(0.5, model), 0.5)
-        refused(
-            lambda p=policy: assisted(target, prompts(ONE), None, p, prompt_lookup_num_tokens=3),
-            "reads the.*draft.*target alone.*PromptLookup has none for it: pass an assistant_model",
-        )
-        refused(
-            lambda p=policy: assisted(small.llama(), small.one(), None, p, **foreign()),
-            "target alone.*target's tokenizer",
-        )
-        refused(lambda p=policy: assisted(target, prompts(ONE), None, p), "something to draft with")
+        for settings, words in (
+            (
+                {"prompt_lookup_num_tokens": 3},
+                "reads the.*draft.*target alone.*PromptLookup has none for it: pass an assis",
+            ),
+            ({}, "something to draft with"),
+        ):
+            refused(partial(assisted, target, prompts(ONE), None, policy, **settings), words)
+        call = partial(assisted, small.llama(), small.one(), None, policy, **foreign())
+        refused(call, "target alone.*target's tokenizer")
     assert hooks(target) == 0
 
 

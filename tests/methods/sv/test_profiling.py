@@ -251,8 +251,8 @@ def test_seconds(models, gamma, batches):
     assert table.batches.tolist() == list(batches)
     assert table.tokens.shape == (2, min(LEVELS, batches[0] * gamma[0] + 1))
     assert table.tokens[:, -1].tolist() == [b * gamma[0] for b in batches]
-    assert (table.seconds > 0).all() and (table.step > 0).all() and (table.companion >= 0).all()
-    assert (table.noise >= 0).all()
+    assert all((each > 0).all() for each in (table.seconds, table.step))
+    assert all((each >= 0).all() for each in (table.companion, table.noise))
 
 
 @pytest.mark.full
@@ -327,15 +327,15 @@ def test_what_is_refused_leaves_nothing(models, made, tmp_path):
         given = {"target": models.target, "draft": models.draft, "companion": models.companion} | others
         return profile(**given, tokenizer=models.tokenizer, texts=texts(count), out=out, settings=settings)
 
-    refused(run, "3 prompts gave .* drafted tokens; at least 1000 are needed: pass more prompts")
-    for count in (0, 1):
-        refused(lambda: run(count=count), f"at least 2 prompts .*got {count}")  # noqa: B023
-    refused(lambda: run(out=made[1]), "exists")
-    refused(lambda: run(companion=tiny.build("llama")), "the draft has .* token ids, the companion 97")
-    refused(lambda: run(companion=tiny.build("t5")), "a companion must run in batches.*encoder-decoder")
-    refused(lambda: run(draft=tiny.build("llama")), "the target has .* the assistant 97")
-    refused(lambda: run(target=tiny.build("t5")), "the target does not")
-    refused(lambda: run(draft=tiny.build("t5")), "the draft does not")
+    llama, t5 = tiny.build("llama"), tiny.build("t5")
+    for changes, words in (
+        ({}, "3 prompts gave .* drafted tokens; at least 1000 are needed: pass more prompts"),
+        ({"count": 0}, "at least 2 prompts .*got 0"), ({"count": 1}, "at least 2 prompts .*got 1"), ({"out": made[1]}, "exists"),
+        ({"companion": llama}, "the draft has .* token ids, the companion 97"), ({"draft": t5}, "the draft does not"),
+        ({"companion": t5}, "a companion must run in batches.*encoder-decoder"), ({"target": t5}, "the target does not"),
+        ({"draft": llama}, "the target has .* the assistant 97"),
+    ):  # fmt: skip
+        refused(partial(run, **changes), words)
     assert not list(tmp_path.iterdir())
 
 
@@ -361,14 +361,6 @@ def test_gammas_beyond_a_drafts_block_are_refused(tmp_path):
     pard, block = small.near(target), DFlashDrafter(eagle.dflash_network(target, block=5))
     pard.config.pard_token = 2
     for draft, most in ((block, 4), (pard, LONGEST)):
-        given = (
-            target,
-            draft,
-            target,
-            small.tokenizer(),
-            ["w1", "w2"],
-            tmp_path / "out",
-            ProfileSettings(gamma=(2, 17)),
-        )
-        refused(partial(profile, *given), f"at most {most} tokens a round, got 17: pass")
+        given, settings = (target, draft, target, small.tokenizer(), ["w1", "w2"]), ProfileSettings(gamma=(2, 17))
+        refused(partial(profile, *given, tmp_path / "out", settings), f"at most {most} tokens a round, got 17: pass")
         assert not list(tmp_path.iterdir())

@@ -36,26 +36,6 @@ def test_drafts_by_hand():
     assert drafted([1, 2, 3, 100, 1, 2]) == [3], "a memory of another model's texts may have ids that this one has not"
 
 
-def test_earlier_texts_are_remembered_and_the_oldest_forgotten():
-    memory = hla.SuffixMemory(max_tokens=10)
-    settings = hla.SuffixDrafter(memory=memory)
-    for tokens in ([1, 2, 3, 4, 5, 6], [1, 2, 8]):
-        text = IndexedText(2, 8)
-        text.extend(tokens)
-        memory.add(text)
-    run, new = SuffixRun(settings, False, set(), 100), IndexedText(2, 8)
-    new.extend([9, 1, 2])
-    assert run.draft(new, 9) == [8], "the latest text first"
-    new.extend([3])
-    assert run.draft(new, 9) == [4, 5, 6]
-    text = IndexedText(2, 8)
-    text.extend([5] * 7)
-    memory.add(text)
-    assert memory.tokens == 10 and run.draft(new, 9) == []
-    memory.clear()
-    assert memory.tokens == 0 and not memory.texts
-
-
 def test_a_second_call_finds_the_text_of_the_first():
     target, inputs = tiny.build("llama"), tiny.prompts(PROMPTS)
     wanted = tiny.greedy(target, inputs)

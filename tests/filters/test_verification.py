@@ -165,17 +165,6 @@ def test_what_would_have_been_verified(case, random):
             assert would[b, k] == (grown(other.tolist(), seconds, sure)[b] > at[b])
 
 
-@given(weighed_rounds(), st.randoms(use_true_random=False))
-def test_later_tokens_of_a_row_do_not_decide(case, random):
-    accept, seconds, sure = case
-    batch, gamma = accept.shape
-    b, i = random.randrange(batch), random.randrange(gamma)
-    other = accept.copy()
-    other[b, i + 1 :] = [random.choice(LEVELS) for _ in range(gamma - i - 1)]
-    first, second = (choose(a, seconds, sure).counts[b] > i for a in (accept, other))
-    assert first == second
-
-
 def test_hand_made_rounds():
     flat, steep = np.ones(7), 1.0 + np.arange(7.0)
     accept = np.array([[0.9, 0.9, 0.1], [0.5, 1.0, 1.0]])

@@ -22,7 +22,7 @@ from transformers import CompileConfig
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.engine import compiled_loop
-from hf_lossy_assist.models.compiled import compilation, static_cache
+from hf_lossy_assist.models.compiled import compilation
 from hf_lossy_assist.models.facts import CACHE
 from hf_lossy_assist.models.packed_linears import int8
 from hf_lossy_assist.stops import joint_goodput
@@ -185,10 +185,11 @@ def test_rounds_upload_nothing_while_no_row_ends(monkeypatch, policy):
         return ran
 
     monkeypatch.setattr(compiled_loop.CompiledRounds, "run", counted)
-    settings = {"num_assistant_tokens": None} if policy == "svip" else {}
-    written(policy=policy, max_new_tokens=60, eos_token_id=tiny.NEVER_EMITTED, **settings)  # compiles
+    settings = {"policy": policy, "max_new_tokens": 60, "eos_token_id": tiny.NEVER_EMITTED}
+    settings |= {"num_assistant_tokens": None} if policy == "svip" else {}
+    written(**settings)  # compiles
     seen.clear()
-    written(policy=policy, max_new_tokens=60, eos_token_id=tiny.NEVER_EMITTED, **settings)
+    written(**settings)
     between = seen[1:6]  # the first round uploads where the rows stand, the last ones draft less
     assert [uploads for uploads, _, _ in between] == [0] * 5
     assert all(looks <= 1 + drafted // 4 for _, looks, drafted in between)
@@ -218,28 +219,6 @@ def test_prompts_of_any_length_compile_nothing():
             out = written(lengths=lengths, max_new_tokens=new)
             assert out.speculation.num_graphs == 0
             assert torch.equal(out.sequences, stage_by_stage(lengths=lengths, max_new_tokens=new).sequences)
-
-
-@pytest.mark.nightly
-def test_a_text_that_outgrows_its_storage(monkeypatch):
-    """Once: each size is a graph of its own."""
-    grown, reserve = set(), static_cache.StaticRowCache.reserve
-    monkeypatch.setattr(static_cache, "LEAST_CAPACITY", 16)
-    more = lambda cache, tokens: (reserve(cache, tokens), grown.add(cache.capacity))  # noqa: E731
-    monkeypatch.setattr(static_cache.StaticRowCache, "reserve", more)
-    settings = {"lengths": (9, 4), "max_new_tokens": 18, "num_assistant_tokens": 2, "eos_token_id": tiny.NEVER_EMITTED}
-    out = written(**settings)
-    assert grown == {16, 32}
-    assert torch.equal(out.sequences, stage_by_stage(**settings).sequences)
-    assert out.speculation.num_compiled_rounds > 5
-
-
-@pytest.mark.nightly
-def test_rows_that_end_leave_the_batch_in_powers_of_two():
-    settings = {"max_new_tokens": 60}  # rows come to their end tokens one after the other
-    out = written(**settings)
-    assert torch.equal(out.sequences, stage_by_stage(**settings).sequences)
-    assert len({row.num_new_tokens for row in out.speculation.rows}) > 1
 
 
 @pytest.mark.full

@@ -25,23 +25,14 @@ pytestmark = [
 NEW = 10
 SHY = hla.Confidence(0.3)
 STOPS = {
-    "constant": hla.Constant(4),
-    "heuristic": hla.Heuristic(2, 9),
-    "confidence": SHY,
-    "svip": hla.SVIP(h=1.5, form="entropy"),
-    "batch_schedule": hla.BatchSchedule({1: 7, 3: 2}),
-    "joint_goodput": hla.JointGoodput(step=0.1, token=0.01),
-    "at_least": hla.AtLeast(SHY, 3),
-    "any_of": hla.AnyOf([SHY, hla.Heuristic(4, 9), hla.Constant(7)]),
-    "all_of": hla.AllOf([SHY, hla.SVIP(h=1.5, form="entropy"), hla.Constant(2)]),
-    "fallback": hla.Fallback(SHY, margin=1.0),
-}
+    "constant": hla.Constant(4), "heuristic": hla.Heuristic(2, 9), "confidence": SHY, "svip": hla.SVIP(h=1.5, form="entropy"),
+    "batch_schedule": hla.BatchSchedule({1: 7, 3: 2}), "joint_goodput": hla.JointGoodput(step=0.1, token=0.01),
+    "at_least": hla.AtLeast(SHY, 3), "any_of": hla.AnyOf([SHY, hla.Heuristic(4, 9), hla.Constant(7)]),
+    "all_of": hla.AllOf([SHY, hla.SVIP(h=1.5, form="entropy"), hla.Constant(2)]), "fallback": hla.Fallback(SHY, margin=1.0),
+}  # fmt: skip
 SHAPES = {"one row": (9,), "ragged rows": (9, 2, 6)}
 POLICIES: dict[str, Any] = {
-    **{
-        f"rule {name}": lambda case=case: hla.LossyPolicy(case.ladder[-1], hla.Constant(3))
-        for name, case in RULES.items()
-    },
+    **{f"rule {n}": lambda case=case: hla.LossyPolicy(case.ladder[-1], hla.Constant(3)) for n, case in RULES.items()},
     **{f"stop {name}": lambda stop=stop: stop for name, stop in STOPS.items()},
     "staged": lambda: hla.LossyPolicy(hla.Strict(), hla.Constant(3), hla.Staged(there("companion"))),
 }
@@ -115,10 +106,7 @@ def drafting(name: str, model: Any) -> dict[str, Any]:
         "suffix": lambda: {"drafter": hla.SuffixDrafter(1)},
         "lookup": lambda: {"prompt_lookup_num_tokens": 3},
         "composite": lambda: {"drafter": hla.CompositeDrafter(), "assistant_model": model("draft")},
-        "other device": lambda: {
-            "assistant_model": model("draft", 1) if model is there else model("draft"),
-            "lossy_policy": "svip",
-        },
+        "other device": lambda: {"assistant_model": model("draft", *[1] * (model is there)), "lossy_policy": "svip"},
         "early exit": lambda: {"assistant_model": hla.early_exit(model("target"), 1)},
         "eagle": lambda: {"drafter": Eagle3Drafter(eagle.network(target)), "lossy_policy": "svip"},
         "dflash": lambda: {"drafter": DFlashDrafter(eagle.dflash_network(target))},

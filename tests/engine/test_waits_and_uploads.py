@@ -65,7 +65,7 @@ def models() -> tuple[Any, Any, Any, Any]:
 
 
 @pytest.mark.parametrize(
-    "name", [name if name == "penalty, svip" else pytest.param(name, marks=pytest.mark.nightly) for name in CALLS]
+    "name", [pytest.param(name, marks=[pytest.mark.nightly] * (name != "penalty, svip")) for name in CALLS]
 )
 def test_a_round_stays_within_its_budget(monkeypatch, name):
     target, *drafts, tokenizer = models()

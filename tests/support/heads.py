@@ -33,22 +33,14 @@ def draft() -> Any:
 
 def full_config(**changes: Any) -> HeadConfig:
     """A config with something in every entry."""
-    return dataclasses.replace(
-        HeadConfig(
-            hidden_size=32,
-            label="q(x) ≤ 1.2·p(x)",
-            features=FeatureSpec(layer=1, norm=False),
-            target=dataclasses.replace(ModelIdentity.of(target()), id="org/target", revision="a" * 40),
-            draft=dataclasses.replace(ModelIdentity.of(draft()), id="org/draft"),
-            tokenizer_hash=tokenizer_hash(tokenizer()),
-            decoding={"do_sample": True, "temperature": 0.7},
-            training={"prompts": "some prompts", "number_of_prompts": 40, "seed": 3},
-            metrics=FIGURES,
-            versions={"torch": "2.9", "hf_lossy_assist": "0.1.0"},
-            model_weights={"draft": "float64:" + "b" * 64},
-        ),
-        **changes,
-    )
+    full = {
+        "hidden_size": 32, "label": "q(x) ≤ 1.2·p(x)", "features": FeatureSpec(layer=1, norm=False),
+        "target": dataclasses.replace(ModelIdentity.of(target()), id="org/target", revision="a" * 40),
+        "draft": dataclasses.replace(ModelIdentity.of(draft()), id="org/draft"), "tokenizer_hash": tokenizer_hash(tokenizer()),
+        "decoding": {"do_sample": True, "temperature": 0.7}, "training": {"prompts": "some prompts", "number_of_prompts": 40, "seed": 3},
+        "metrics": FIGURES, "versions": {"torch": "2.9", "hf_lossy_assist": "0.1.0"}, "model_weights": {"draft": "float64:" + "b" * 64},
+    }  # fmt: skip
+    return HeadConfig(**full | changes)
 
 
 def linear(config: HeadConfig | None = None, seed: int = 0) -> LinearHead:

@@ -28,9 +28,8 @@ def prompts(lengths=LENGTHS):
 
 def alone(target, prompt, **settings):
     """Return what `generate` writes for one prompt, without padding behind its end."""
-    out = target.generate(
-        torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.long), **settings
-    )
+    mask = torch.ones(1, len(prompt), dtype=torch.long)
+    out = target.generate(torch.tensor([prompt]), attention_mask=mask, **settings)
     return out[0, len(prompt) :].tolist()
 
 

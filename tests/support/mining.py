@@ -48,9 +48,8 @@ def undisturbed() -> tuple[Path, list[Mined], tempfile.TemporaryDirectory]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "mine_problems", tee)
         m, out = loaded(), Path(where.name) / "data"
-        mine(
-            m.target, m.draft, m.tokenizer, TASK, TASK.problems(COUNT), out, SETTINGS, batch_size=COUNT, source=SOURCE
-        )
+        how = {"batch_size": COUNT, "source": SOURCE}
+        mine(m.target, m.draft, m.tokenizer, TASK, TASK.problems(COUNT), out, SETTINGS, **how)
     return out, sorted(seen, key=lambda one: one.problem), where
 
 

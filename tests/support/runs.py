@@ -33,12 +33,8 @@ def _two(svip):
         answer("target", 1, range(60), 4.0, first_token=0.3, target_calls=60, right=False),
         answer("assisted", 0, range(40), 1.0, target_calls=10, right=True),
         answer("assisted", 1, range(60), 3.0, target_calls=15, right=False),
-        answer(
-            "svip", 0, range(40), svip, target_calls=8, num_draft_tokens=40, num_accepted_draft_tokens=32, right=True
-        ),
-        answer(
-            "svip", 1, range(60), svip, target_calls=12, num_draft_tokens=60, num_accepted_draft_tokens=48, right=False
-        ),
+        answer("svip", 0, range(40), svip, target_calls=8, num_draft_tokens=40, num_accepted_draft_tokens=32, right=True),
+        answer("svip", 1, range(60), svip, target_calls=12, num_draft_tokens=60, num_accepted_draft_tokens=48, right=False),
         answer(
             "top_k:k=4", 0, range(1, 41), 0.5, target_calls=5, num_draft_tokens=50, num_accepted_draft_tokens=35,
             num_lossy_accepts=4, right=False,

@@ -19,10 +19,8 @@ def pytest_addoption(parser):
 def columns(item) -> list[list[str]]:
     """The names of a test's parameters, those that one `parametrize` sets together in one list."""
     given = [mark.args[0] for mark in item.iter_markers("parametrize")]
-    together = [
-        [name.strip() for name in argnames.split(",")] if isinstance(argnames, str) else list(argnames)
-        for argnames in given
-    ]
+    given = [names.split(",") if isinstance(names, str) else names for names in given]
+    together = [[name.strip() for name in names] for names in given]
     return together + [[name] for name in item.callspec.params if name not in sum(together, [])]
 
 

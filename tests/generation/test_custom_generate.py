@@ -10,7 +10,7 @@ import torch
 from huggingface_hub import ModelCard, create_repo, upload_folder
 from support.hub_server import card_problems
 from support.small import Listener
-from transformers import AutoModelForCausalLM, GenerationConfig, MinLengthLogitsProcessor, StoppingCriteria
+from transformers import AutoModelForCausalLM, GenerationConfig, MaxLengthCriteria, MinLengthLogitsProcessor
 
 import hf_lossy_assist as hla
 
@@ -34,12 +34,8 @@ def repo(hub):
 
 
 def prompts(demo, rows):
-    return demo.tokenizer(
-        [p.prompt for p in hla.demo.problems(rows, seed=1)],
-        return_tensors="pt",
-        padding=True,
-        return_token_type_ids=False,
-    )
+    texts = [problem.prompt for problem in hla.demo.problems(rows, seed=1)]
+    return demo.tokenizer(texts, return_tensors="pt", padding=True, return_token_type_ids=False)
 
 
 def both(demo, repo, *args, **settings):
@@ -66,27 +62,13 @@ def same(from_repo, ours):
 
 
 @pytest.mark.full
-def test_it_is_what_enable_gives(demo, repo):
-    same(*both(demo, repo, **prompts(demo, 1), **GREEDY, lossy_policy="svip"))
-    same(*both(demo, repo, **prompts(demo, 3), **SAMPLING))
-
-
-class Enough(StoppingCriteria):
-    def __init__(self, length):
-        self.length = length
-
-    def __call__(self, input_ids, scores, **kwargs):
-        return torch.full((len(input_ids),), input_ids.shape[1] >= self.length)
-
-
-@pytest.mark.full
 def test_every_argument_arrives(demo, repo):
     ids = prompts(demo, 1)
     width, end = ids["input_ids"].shape[1], demo.target.generation_config.eos_token_id
     settings = {
         "generation_config": GenerationConfig(max_new_tokens=30, do_sample=False),
         "logits_processor": [MinLengthLogitsProcessor(width + 18, end)],
-        "stopping_criteria": [Enough(width + 20)],
+        "stopping_criteria": [MaxLengthCriteria(width + 20)],
         "prefix_allowed_tokens_fn": lambda row, text: range(2, 140),
         "num_assistant_tokens": 3,
         "tokenizer": demo.tokenizer,
@@ -99,8 +81,8 @@ def test_every_argument_arrives(demo, repo):
     assert len(first.speculation.to_dict()["acceptance_histogram"]) <= 4
     assert first.sequences.shape[1] == width + 20 and len(first.scores) == first.sequences.shape[1] - width
     assert all(torch.equal(a, b) for a, b in zip(first.scores, second.scores, strict=True))
-    by_position, expected = both(demo, repo, ids["input_ids"], **GREEDY)
-    same(by_position, expected)
+    same(*both(demo, repo, ids["input_ids"], **GREEDY))
+    same(*both(demo, repo, **prompts(demo, 3), **SAMPLING))
 
 
 def test_nothing_runs_without_trust(demo, repo):

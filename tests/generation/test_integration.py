@@ -1,5 +1,4 @@
-"""`enable` touches one model object and nothing else, and generation with a policy works wherever Transformers' `generate`
-is called: through pipelines, PEFT wrappers, generation configs, `custom_generate`, and with a draft of another tokenizer."""
+"""`enable` touches one model object and nothing else; a policy works through pipelines, PEFT wrappers and `custom_generate`."""
 
 import copy
 
@@ -63,30 +62,21 @@ def test_a_generate_that_the_instance_already_has_is_put_back():
     assert hla.disable(target).generate is carried
 
 
-@pytest.mark.parametrize("assisted", [False, True], ids=["alone", "assisted"])
-def test_without_a_policy_the_call_is_left_to_transformers(target, draft, assisted):
-    extra = {"assistant_model": draft} if assisted else {}
-    settings = ENDS | {"return_dict_in_generate": True, "output_scores": True} | extra
-    plain = llama()
-    expected = GenerationMixin.generate(plain, **one(), **settings)
-    got = target.generate(**one(), **settings)
-    assert type(got) is type(expected) and "speculation" not in got
-    assert torch.equal(got.sequences, expected.sequences)
-    torch.testing.assert_close(torch.cat(got.scores), torch.cat(expected.scores), atol=0, rtol=0)
-    texts = []
-    for model in (plain, target):
-        torch.manual_seed(1)
-        texts.append(model.generate(**one(), do_sample=True, max_new_tokens=NEW, **extra))
-    assert torch.equal(*texts)
+def test_without_a_policy_the_call_is_left_to_transformers(target, draft):
+    for extra in ({}, {"assistant_model": draft}, {"do_sample": True}, {"do_sample": True, "assistant_model": draft}):
+        settings, outs = ENDS | {"return_dict_in_generate": True, "output_scores": True} | extra, []
+        for model in (llama(), target):
+            torch.manual_seed(1)
+            outs.append(model.generate(**one(), **settings))
+        assert type(outs[0]) is type(outs[1]) and "speculation" not in outs[1]
+        assert torch.equal(outs[0].sequences, outs[1].sequences)
+        assert torch.equal(torch.cat(outs[0].scores), torch.cat(outs[1].scores))
 
 
 def test_positional_arguments_are_understood(target, draft):
     config = GenerationConfig(**ENDS)
-    expected = reference(target, one())
-    assert torch.equal(
-        target.generate(one()["input_ids"], config, assistant_model=draft, lossy_policy="strict"), expected
-    )
-    assert torch.equal(target.generate(one()["input_ids"], config), expected)
+    for ours in ({"assistant_model": draft, "lossy_policy": "strict"}, {}):
+        assert torch.equal(target.generate(one()["input_ids"], config, **ours), reference(target, one()))
 
 
 def test_save_pretrained_writes_the_same_bytes(target, draft, tmp_path):
@@ -103,9 +93,8 @@ def test_a_deep_copy_generates_with_its_weights(target, draft):
     with torch.no_grad():
         twin.lm_head.weight.copy_(twin.lm_head.weight.roll(1, dims=0))
     assert not torch.equal(reference(twin), reference(target))
-    assert torch.equal(
-        twin.generate(**ragged(), **ENDS, assistant_model=draft, lossy_policy="strict"), reference(twin)
-    )
+    ours = ENDS | {"assistant_model": draft, "lossy_policy": "strict"}
+    assert torch.equal(twin.generate(**ragged(), **ours), reference(twin))
     hla.disable(twin)
     assert hla.is_enabled(target) and not hla.is_enabled(twin)
 
@@ -123,10 +112,11 @@ def test_a_generate_that_takes_anything_is_given_its_arguments_by_transformers_n
 
 def test_an_argument_given_twice_is_refused_as_python_does(target, draft):
     ids = one()["input_ids"]
-    settings = ENDS | {"assistant_model": draft, "lossy_policy": "strict"}
-    refused(
-        lambda: target.generate(ids, inputs=ids + 1, **settings), "multiple values for argument 'inputs'", TypeError
+    settings, line = (
+        ENDS | {"assistant_model": draft, "lossy_policy": "strict"},
+        "multiple values for argument 'inputs'",
     )
+    refused(lambda: target.generate(ids, inputs=ids + 1, **settings), line, TypeError)
     refused(lambda: target.generate(*[ids] * 30, lossy_policy="strict"), "too many positional arguments", TypeError)
 
 
@@ -184,9 +174,7 @@ def test_a_text_generation_pipeline_takes_a_policy(target, draft):
 
 
 @peft_warns
-@pytest.mark.parametrize(
-    "wrapped", ["both", *(pytest.param(name, marks=pytest.mark.full) for name in ("target", "draft"))]
-)
+@pytest.mark.parametrize("wrapped", ["both", *(pytest.param(name, marks=pytest.mark.full) for name in ("target", "draft"))])  # fmt: skip
 def test_lora_adapters_take_part(wrapped):
     prompts, base, draft = ragged(), llama(), near(llama())
     target = lora(llama(), 0) if wrapped != "draft" else base
@@ -195,9 +183,8 @@ def test_lora_adapters_take_part(wrapped):
     if wrapped != "target":  # with "both", the target's own adapter: the draft is only any good if its adapter runs
         draft = lora(draft, 0)
     assert hla.enable(target) is target and hla.is_enabled(target)
-    out = target.generate(
-        **prompts, **ENDS, assistant_model=draft, lossy_policy="strict", return_dict_in_generate=True
-    )
+    ours = ENDS | {"assistant_model": draft, "lossy_policy": "strict", "return_dict_in_generate": True}
+    out = target.generate(**prompts, **ours)
     assert torch.equal(out.sequences, expected)
     if wrapped == "both":
         assert out.speculation.draft_acceptance_rate > 0.2

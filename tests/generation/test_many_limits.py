@@ -29,31 +29,23 @@ LIMITS = [
 @pytest.mark.parametrize("rows", [3, pytest.param(1, marks=pytest.mark.full)])
 def test_each_text_has_its_limits(pair, rows):
     texts = [{"prompt": prompt, **limits} for prompt, limits in zip(prompts(), LIMITS, strict=True)]
+    known = [{k: v for k, v in limits.items() if v is not None and k != "seed"} for limits in LIMITS]
     for more in ({}, {"repetition_penalty": 1.4}, {"min_new_tokens": 3}, {"logits_processor": lambda ids: []}):
-        plain = {name: value for name, value in more.items() if name != "logits_processor"}
-        known = [{k: v for k, v in limits.items() if v is not None and k != "seed"} for limits in LIMITS]
-        expected = [
-            alone(pair[0], prompt, **SETTINGS | plain | limits)
-            for prompt, limits in zip(prompts(), known, strict=True)
-        ]
+        plain = SETTINGS | {name: value for name, value in more.items() if name != "logits_processor"}
+        expected = [alone(pair[0], prompt, **plain | limits) for prompt, limits in zip(prompts(), known, strict=True)]
         assert together(pair, texts, max_rows=rows, **more) == expected, more
         assert len(expected[1]) == 3 and len(expected[3]) >= 9
 
 
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy")
-@pytest.mark.parametrize(
-    "policy",
-    [hla.HeadStop(heads.linear(), 0.45, 4), hla.LossyPolicy(hla.Judge(heads.make_head(weight=torch.arange(32) % 3 - 1.0), 0.5), hla.Constant(4))],
-    ids=["stop", "rule"],
-)  # fmt: skip
-def test_heads_read_the_states_of_texts_with_several_shortest_lengths(pair, policy):
-    given = {"assistant_model": pair[1], "lossy_policy": policy}
-    expected = [
-        alone(pair[0], prompt, **SETTINGS | given | limits)
-        for prompt, limits in zip(prompts(), LIMITS[:4], strict=False)
-    ]
-    texts = [{"prompt": prompt, **limits} for prompt, limits in zip(prompts(), LIMITS[:4], strict=False)]
-    assert together(pair, texts, policy, max_rows=3) == expected
+def test_heads_read_the_states_of_texts_with_several_shortest_lengths(pair):
+    judge = hla.Judge(heads.make_head(weight=torch.arange(32) % 3 - 1.0), 0.5)
+    limited = list(zip(prompts(), LIMITS[:4], strict=False))
+    for policy in (hla.HeadStop(heads.linear(), 0.45, 4), hla.LossyPolicy(judge, hla.Constant(4))):
+        given = SETTINGS | {"assistant_model": pair[1], "lossy_policy": policy}
+        expected = [alone(pair[0], prompt, **given | limits) for prompt, limits in limited]
+        texts = [{"prompt": prompt, **limits} for prompt, limits in limited]
+        assert together(pair, texts, policy, max_rows=3) == expected
 
 
 def test_stop_strings_of_one_text(pair):
@@ -67,10 +59,8 @@ def test_stop_strings_of_one_text(pair):
     for settings in ({}, {"stop_strings": [general]}):
         stops = [[general] if settings else None] * len(texts)
         stops[1], stops[2] = [words[1]], [words[2], "nowhere"]
-        expected = [
-            alone(pair[0], prompt, **given | ({} if stop is None else {"stop_strings": stop}))
-            for prompt, stop in zip(prompts(), stops, strict=True)
-        ]
+        more = [{} if stop is None else {"stop_strings": stop} for stop in stops]
+        expected = [alone(pair[0], prompt, **given | each) for prompt, each in zip(prompts(), more, strict=True)]
         assert together(pair, texts, max_rows=3, **given | settings) == expected
         assert min(map(len, expected)) < 12
 
@@ -81,9 +71,9 @@ def test_a_seed_is_of_one_text_whatever_its_number(pair):
     found = together(pair, [prompt, {"prompt": prompt, "seed": 8}, {"prompt": prompt, "seed": 8}, prompt], **settings)
     assert found[1] == found[2] and len({tuple(ids) for ids in found}) == 3
     assert found[0] == together(pair, [prompt], **settings)[0]
-    assert found[0] != together(pair, [{"prompt": prompt, "seed": 5}], **settings)[0], (
-        "the call's first text has others"
-    )
+    assert (
+        found[0] != together(pair, [{"prompt": prompt, "seed": 5}], **settings)[0]
+    )  # the call's first text has others
 
 
 class Push(LogitsProcessor):
@@ -159,15 +149,10 @@ def test_what_goes_wrong_names_the_prompt(pair, rows):
 @pytest.mark.filterwarnings("ignore:Using the model-agnostic default")
 def test_limits_cost_no_further_preparation(pair, monkeypatch):
     calls, original = [], preparation.speculative_generate
-    monkeypatch.setattr(
-        preparation, "speculative_generate", lambda *args, **more: (calls.append(1), original(*args, **more))[1]
-    )
+    monkeypatch.setattr(preparation, "speculative_generate", lambda *args, **more: (calls.append(1), original(*args, **more))[1])  # fmt: skip
     texts = [{"prompt": prompt, "max_new_tokens": 2 + n} for n, prompt in enumerate(prompts())]
-    found = together(pair, texts, max_rows=3, max_new_tokens=12)
-    assert found == [
-        alone(pair[0], text["prompt"], do_sample=False, max_new_tokens=text["max_new_tokens"]) for text in texts
-    ]
-    assert len(calls) == 1
+    expected = [alone(pair[0], prompt, **SETTINGS | {"max_new_tokens": 2 + n}) for n, prompt in enumerate(prompts())]
+    assert together(pair, texts, max_rows=3, max_new_tokens=12) == expected and len(calls) == 1
     texts = [{"prompt": prompt, "max_new_tokens": 6} if n % 2 else prompt for n, prompt in enumerate(prompts())]
     found = list(hla.generate_many(pair[0], texts, assistant_model=pair[1], do_sample=False))
     for result in found:  # a text without a number has Transformers' default
@@ -180,11 +165,9 @@ def test_prompts_are_arrays(pair):
     for made in (np.array, lambda ids: np.array(ids, dtype=np.int32), torch.tensor, lambda ids: list(np.array(ids))):
         assert together(pair, [made(ids) for ids in prompts()]) == expected
     assert together(pair, [{"prompt": np.array(ids)} for ids in prompts()]) == expected
-    limited = [{"prompt": ids, "max_new_tokens": 3, "min_new_tokens": 2, "seed": 1} for ids in prompts()]
-    tables = [
-        {key: np.array(value) if key == "prompt" else np.int64(value) for key, value in row.items()} for row in limited
-    ]
-    assert together(pair, tables) == together(pair, limited)
+    limits = {"max_new_tokens": 3, "min_new_tokens": 2, "seed": 1}
+    tables = [{"prompt": np.array(ids)} | {key: np.int64(value) for key, value in limits.items()} for ids in prompts()]
+    assert together(pair, tables) == together(pair, [{"prompt": ids} | limits for ids in prompts()])
     assert together(pair, np.array([[5, 6, 7], [8, 9, 4]])) == together(pair, [[5, 6, 7], [8, 9, 4]])
 
 
@@ -207,9 +190,6 @@ def test_what_is_no_limit_is_refused_by_the_number_of_its_prompt(pair):
     ):
         with pytest.raises((ValueError, TypeError), match=line):
             list(hla.generate_many(pair[0], [[5, 6], prompt], assistant_model=pair[1], **SETTINGS))
-
-
-def test_a_text_that_no_tokenizer_reads_is_refused_by_its_number(pair):
     given = SETTINGS | {"assistant_model": pair[1], "tokenizer": small.tokenizer()}
     with pytest.raises(ValueError, match=r"^prompts: the tokenizer cannot read the text 'w1 \\ud800', number 1: "):
         list(hla.generate_many(pair[0], ["w1", "w1 \ud800"], **given))
@@ -259,16 +239,15 @@ def test_a_file_of_prompts_has_the_same_keys(tmp_path):
 def test_a_text_that_fills_the_table_of_positions_ends_alone():
     """With a warning that names its prompt, and one for which there are no positions is empty; the others go on."""
     target = hla.enable(tiny.build("gpt2", n_positions=24))
-    texts, settings = prompts((9, 24, 15, 25, 3)), {"max_new_tokens": 12, "eos_token_id": tiny.NEVER_EMITTED}
-    lines = "text of prompt 1 ends after 1 new|text of prompt 2 ends after 10 new|prompt 3 has 25 tokens, and the target 24 positions"
+    texts, settings = prompts((9, 24, 15, 25, 3)), SETTINGS | {"eos_token_id": tiny.NEVER_EMITTED}
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         found = together((target, tiny.draft_of(target, "often")), texts, max_rows=2, **settings)
-    assert {line for line in lines.split("|") if any(line in str(each.message) for each in seen)} == set(
-        lines.split("|")
-    )
-    fits = [12, 1, 10, 0, 12]
-    assert found == [
-        alone(target, text, do_sample=False, **settings | {"max_new_tokens": new}) if new else []
-        for text, new in zip(texts, fits, strict=True)
-    ]
+    for line in (
+        "prompt 1 ends after 1 new",
+        "prompt 2 ends after 10 new",
+        "prompt 3 has 25 tokens, and the target 24 p",
+    ):
+        assert any(line in str(each.message) for each in seen), line
+    fits = zip(texts, (12, 1, 10, 0, 12), strict=True)
+    assert found == [alone(target, text, **settings | {"max_new_tokens": new}) if new else [] for text, new in fits]

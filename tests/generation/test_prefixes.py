@@ -3,7 +3,7 @@
 import pytest
 import torch
 from support import small
-from support.many import SETTINGS, alone, enabled_pair, prompts
+from support.many import SETTINGS, alone, enabled_pair, prompts, together
 from support.serving import serving
 from support.tiny import lora, peft_warns
 
@@ -151,12 +151,8 @@ def test_a_long_prompt_holds_no_running_text_up(read, monkeypatch):
     monkeypatch.setattr(module, "run_stages", lambda *args: (rounds.append(len(read)), original(*args))[1])
     settings = SETTINGS | {"eos_token_id": None, "max_new_tokens": 40}
     texts = [prompts()[0], long]
-    found = hla.generate_many(
-        pair[0], texts, assistant_model=pair[1], lossy_policy=hla.Constant(1), max_rows=2, **settings
-    )
-    assert {result.index: result.token_ids for result in found} == {
-        n: alone(pair[0], text, **settings) for n, text in enumerate(texts)
-    }
+    expected = [alone(pair[0], text, **settings) for text in texts]
+    assert together(pair, texts, hla.Constant(1), max_rows=2, **settings) == expected
     assert read == [8, 40, 40, 40, 9] and {1, 2, 3, 4, 5} <= set(rounds)
 
 
@@ -166,8 +162,7 @@ def test_the_server_keeps_beginnings_from_request_to_request(read):
     with serving((loaded.target, loaded.draft, loaded.tokenizer)) as server:
         prompt = "How many legs have six ants and two spiders? " * 6
         for temperature in (0.0, 1.0, 0.0):
-            server.client().completions.create(
-                model="demo", prompt=prompt, max_tokens=4, temperature=temperature, seed=1
-            )
+            given = {"model": "demo", "prompt": prompt, "max_tokens": 4, "temperature": temperature, "seed": 1}
+            server.client().completions.create(**given)
             assert server.free()
     assert read[0] >= 60 and read[1:] == [0, 0]

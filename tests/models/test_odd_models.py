@@ -1,5 +1,6 @@
-"""Models in states that Transformers' `generate` can run: in training, past a table of positions, offloaded, compiled; heads
-of other dtypes. Each writes what the model writes otherwise."""
+"""Models in states that Transformers' `generate` can run: in training, past a table of positions, offloaded, compiled; heads of other dtypes. Each
+writes what the model writes otherwise.
+"""
 
 import contextlib
 
@@ -11,6 +12,7 @@ from support.small import VOCAB, llama, louder, near, one, ragged, tokenizer, wo
 from transformers import AutoModelForCausalLM, BloomConfig, GenerationMixin, GPT2Config, GPT2LMHeadModel
 
 import hf_lossy_assist as hla
+from hf_lossy_assist import demo
 from hf_lossy_assist.generation.prefill import checkpointing_disabled
 from hf_lossy_assist.models.facts import facts_of
 
@@ -174,3 +176,38 @@ def test_a_head_of_another_dtype_says_what_its_weights_say(dtype):
         assert torch.equal(head(features), same(features)) and head(features).dtype == torch.float32
         texts = [ours(llama(), near(llama()), ragged(), hla.Sprinter(each, 0.5)) for each in (head, same)]
         assert torch.equal(*texts)
+
+
+FOLDER = demo.FOLDER / "target"
+
+
+WHOLE = ("model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head")
+PLACES = dict.fromkeys(WHOLE, "cpu") | {f"model.layers.{n}": "cpu" if n < 6 else "disk" for n in range(12)}
+
+
+POLICIES = {
+    "svip": lambda: "svip",
+    "sv": lambda: hla.LossyPolicy(stop=hla.Constant(4), filter=hla.Staged(demo.load().companion)),
+    "sprinter": lambda: hla.Sprinter(demo.head(), 0.5),
+    "autojudge": lambda: hla.AutoJudge(demo.head("autojudge"), window=8),
+}
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore:.*this policy is lossy", "ignore:the head.s .* may differ")
+def test_tokens_are_those_of_the_whole_model(tmp_path):
+    whole, draft, _, tokenizer = demo.load()
+    target = AutoModelForCausalLM.from_pretrained(
+        FOLDER, device_map=PLACES, offload_folder=tmp_path, dtype=torch.float32
+    )
+    assert target.get_parameter("model.layers.11.mlp.up_proj.weight").device.type == "meta", "it is on disk"
+    prompts = [problem.prompt for problem in demo.problems(3, seed=2)]
+    inputs = tokenizer(prompts, return_tensors="pt", padding=True)
+    for name, policy in POLICIES.items():
+        for sampling in (False, True):
+            texts = []
+            for model in (target, whole):
+                generator = torch.Generator().manual_seed(3)
+                call = {"lossy_policy": policy(), "do_sample": sampling, "max_new_tokens": 24, "generator": generator}
+                texts.append(hla.enable(model).generate(**inputs, assistant_model=draft, **call))
+            assert torch.equal(*texts), (name, sampling)

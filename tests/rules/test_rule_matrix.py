@@ -102,7 +102,7 @@ def test_looser_accepts_a_superset_and_never_fewer_than_strict():
 
 
 def test_rules_that_may_accept_less_say_so():
-    """They are not joined with strict acceptance, and do accept less for some coins; `test_rule_joint.py` has what holds instead."""
+    """They are not joined with strict acceptance, and do accept less for some coins; `test_laws.py` has what holds instead."""
     for name, case in CASES.items():
         if case.above_strict:
             continue

@@ -51,9 +51,8 @@ def texts():
     out = {}
     for problem in hla.demo.problems(4, seed=7):
         inputs = tokenizer(problem.prompt, return_tensors="pt")
-        ids = target.generate(
-            **inputs, assistant_model=draft, lossy_policy="svip", max_new_tokens=NEW, do_sample=False
-        )
+        settings = {"assistant_model": draft, "lossy_policy": "svip", "max_new_tokens": NEW, "do_sample": False}
+        ids = target.generate(**inputs, **settings)
         out[problem.prompt] = tokenizer.decode(ids[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
     return out
 
@@ -76,12 +75,9 @@ def ask(client, prompt, stream):
 
 def find_replicas():
     """The processes of the replicas."""
-    found = [file for file in Path("/proc").glob("[0-9]*/cmdline")]
-    return [
-        int(file.parent.name)
-        for file in found
-        if file.read_bytes().startswith(f"ray::ServeReplica:{APP}:replica".encode())
-    ]
+    name = f"ray::ServeReplica:{APP}:replica".encode()
+    files = Path("/proc").glob("[0-9]*/cmdline")
+    return [int(file.parent.name) for file in files if file.read_bytes().startswith(name)]
 
 
 def read_metrics(url, name, label=""):
@@ -145,9 +141,8 @@ def test_texts_are_those_of_generate(url, texts):
         deadline = time.monotonic() + 30
         while read_metrics(url, "vllm:request_success_total", 'finished_reason="abort"').total() < 1:
             assert time.monotonic() < deadline, "a client that is gone cancels its text"
-            with client.completions.create(
-                model="demo", prompt="How many", max_tokens=400, temperature=2, stream=True
-            ) as stream:
+            settings = {"max_tokens": 400, "temperature": 2, "stream": True}
+            with client.completions.create(model="demo", prompt="How many", **settings) as stream:
                 next(iter(stream))  # a text may end before its client is gone
             time.sleep(0.3)
         while read_metrics(url, "vllm:num_requests_running").total():
@@ -206,20 +201,14 @@ def test_an_update_drops_nothing(url, texts):
 # -- without a cluster --------------------------------------------------------------------------------------------------
 
 WRONG = (
-    ("x", "not a mapping"),
-    ({"modle": "M"}, "app: unknown setting 'modle'. Did you mean 'model'"),
-    ({"policies": []}, "policies: Input should be a valid string"),
-    ({"replicas": "x"}, "replicas: Input should be a valid integer"),
+    ("x", "not a mapping"), ({"modle": "M"}, "app: unknown setting 'modle'. Did you mean 'model'"),
+    ({"policies": []}, "policies: Input should be a valid string"), ({"replicas": "x"}, "replicas: Input should be a valid integer"),
     ({"replicas": (3, 2)}, r"replicas: expected a number from 1, or \[least, most\], got \(3, 2\)"),
-    ({"drafter": "none"}, "drafter: unknown drafter 'none'; there are auto"),
-    ({"device": "tpu9"}, "load: device .* cannot be used here"),
-    ({"num_cpus": float("inf")}, "num_cpus: expected a number from 0 to 1e.06, got inf"),
-    ({"model": "M"}, "model and assistant: expected both"),
+    ({"drafter": "none"}, "drafter: unknown drafter 'none'; there are auto"), ({"device": "tpu9"}, "load: device .* cannot be used here"),
+    ({"num_cpus": float("inf")}, "num_cpus: expected a number from 0 to 1e.06, got inf"), ({"model": "M"}, "model and assistant: expected both"),
     ({"model": "./none", "assistant": "./none"}, "./none was not loaded: it is neither a folder here nor a Hub id"),
-    ({"batch_size": 0}, "batch_size: expected a whole number .* 1, got 0"),
-    ({"policies": "svop"}, "svop"),
-    ({"api_key": " key"}, "API key"),
-)
+    ({"batch_size": 0}, "batch_size: expected a whole number .* 1, got 0"), ({"policies": "svop"}, "svop"), ({"api_key": " key"}, "API key"),
+)  # fmt: skip
 
 
 def test_wrong_arguments_are_refused_in_one_line():

@@ -35,16 +35,6 @@ def answers(folder: Path):
     return [[line[name] for name in fields] for line in lines], [[row[name] for name in names] for row in rows]
 
 
-def read_texts(folder: Path):
-    """Return each arm's text for each prompt, and whether it is right."""
-    return {(arm, number): (ids, right) for _, arm, number, ids, right, *_ in answers(folder)[0]}
-
-
-def bins(folder: Path):
-    """A profile's, as lists."""
-    return {name: np.asarray(value).tolist() for name, value in vars(Profile.from_pretrained(folder).bins).items()}
-
-
 @pytest.mark.full
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy")
 @pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.nightly)])
@@ -57,9 +47,8 @@ def test_several_processes_do_what_one_does(hf_lossy, tmp_path, count):
     for name, command in jobs.items():
         assert hf_lossy(*command, "--out", alone[name]).code == 0
     texts = hf_lossy(*generate).json
-    done = commands.ended(
-        commands.start(tmp_path, count, generate, *((*jobs[name], "--out", both[name]) for name in jobs))
-    )
+    job = commands.start(tmp_path, count, generate, *((*jobs[name], "--out", both[name]) for name in jobs))
+    done = commands.ended(job)
     assert done.code == 0, done.err[-3000:]
     written = json.JSONDecoder().raw_decode(done.out[done.out.index("{") :])[0]
     outputs = [[output["token_ids"] for output in found["outputs"]] for found in (written, texts)]
@@ -71,10 +60,12 @@ def test_several_processes_do_what_one_does(hf_lossy, tmp_path, count):
         rows = [load_from_disk(str(run[name])).to_list() for run in (alone, both)]
         assert rows[0] == rows[1] and len(rows[0]) > least, name
     if count > 2:
-        texts = [read_texts(run["tune"]) for run in (alone, both)]
+        lines = (answers(run["tune"])[0] for run in (alone, both))
+        texts = [{(arm, number): (ids, right) for _, arm, number, ids, right, *_ in each} for each in lines]
         shared = texts[0].keys() & texts[1].keys()  # which are candidates is for the clock to say
         assert all(texts[0][key] == texts[1][key] for key in shared) and len(shared) >= 2 * 3 + 4 * 2
-        assert bins(both["profile"]) == bins(alone["profile"])
+        bins = (vars(Profile.from_pretrained(run["profile"]).bins) for run in (alone, both))
+        np.testing.assert_equal(*bins)
     assert done.out.count("tokens of 4 prompts, with a data card") == 1, "one of them speaks"
     assert not [name for name in os.listdir(tmp_path) if name.endswith(".partial")]
 

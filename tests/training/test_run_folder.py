@@ -100,13 +100,10 @@ def test_a_users_files_are_neither_taken_nor_removed(tmp_path):
 
 
 COMMANDS = (
-    ("collect", "--limit", 2, "--max-new-tokens", 4),
-    ("collect", "--for", "eagle3", "--limit", 2, "--max-new-tokens", 4),
-    ("mine", "--limit", 2),
-    ("profile", "--limit", 2, "--max-new-tokens", 16),
-    ("compare", "--limit", 2, "--no-static", "--max-new-tokens", 4),
-    ("tune", "--limit", 10, "--max-new-tokens", 4),
-)
+    ("collect", "--limit", 2, "--max-new-tokens", 4), ("collect", "--for", "eagle3", "--limit", 2, "--max-new-tokens", 4),
+    ("mine", "--limit", 2), ("profile", "--limit", 2, "--max-new-tokens", 16),
+    ("compare", "--limit", 2, "--no-static", "--max-new-tokens", 4), ("tune", "--limit", 10, "--max-new-tokens", 4),
+)  # fmt: skip
 
 
 @pytest.mark.full
@@ -129,11 +126,9 @@ def models():
 
 PROMPTS = [f"w{n} w{n + 7} w{n + 11}" for n in range(4)]
 LAST = {
-    "collect": (collecting, "assemble"),
-    "mine": (mining, "assemble"),
-    "profile": (profiling, "split_samples"),
+    "collect": (collecting, "assemble"), "mine": (mining, "assemble"), "profile": (profiling, "split_samples"),
     "texts": (Path, "rename"),
-}
+}  # fmt: skip
 
 
 class Job:

@@ -89,22 +89,16 @@ def test_only_what_is_new_is_read():
 
 
 def test_the_models_generation_config_counts():
-    """The processors that `generate` would apply are applied to each response, or refused if they count from its prompt."""
+    """The processors that `generate` would apply are applied to each response, or refused if they count from its prompt; its taste is not."""
     model = tiny.build("qwen2")
+    model.generation_config.update(do_sample=True, temperature=0.3, top_k=5, top_p=0.5)
+    assert prepare_decoding(model, 4) == (NOTHING, {tiny.EOS})
     model.generation_config.update(min_new_tokens=9)
     refused(lambda: prepare_decoding(model, 12), "sets a MinLengthLogitsProcessor")
     model.generation_config.update(min_new_tokens=None, no_repeat_ngram_size=2, suppress_tokens=[5, 9])
     prompts = [tiny.prompts((n,), seed=n)["input_ids"][0].tolist() for n in (4, 9, 7)]
-    found = write(model, [(prompt, [], 12) for prompt in prompts])
-    assert found == [alone(model, prompt, 12) for prompt in prompts]
-
-
-def test_processors_are_those_of_the_call_not_of_the_models_taste():
-    model = tiny.build("llama")
-    for option, value in {"do_sample": True, "temperature": 0.3, "top_k": 5, "top_p": 0.5}.items():
-        setattr(model.generation_config, option, value)
-    assert prepare_decoding(model, 4) == (LogitsProcessorList(), {tiny.EOS})
-    model.generation_config.update(eos_token_id=[3, 8], suppress_tokens=[7])
+    assert write(model, [(prompt, [], 12) for prompt in prompts]) == [alone(model, prompt, 12) for prompt in prompts]
+    model.generation_config.update(eos_token_id=[3, 8], no_repeat_ngram_size=None, suppress_tokens=[7])
     processors, ends = prepare_decoding(model, 4)
     assert [type(p) for p in processors] == [SuppressTokensLogitsProcessor] and ends == {3, 8}
     model.generation_config.eos_token_id = None
@@ -177,11 +171,9 @@ def test_each_text_is_processed_with_its_prefix():
     logits = torch.randn(5, 12)
     best = logits.argmax(-1).tolist()
     texts = [[best[0]], [1, 2, best[1]], [best[1], best[3]], [7, 8, 9, 10], [best[4]] * 6]
-    want = [
-        int(processor(torch.tensor([t]), row[None].clone()).argmax()) for t, row in zip(texts, logits, strict=True)
-    ]
-    before = logits.clone()
+    pairs, before = list(zip(texts, logits, strict=True)), logits.clone()
+    want = [int(processor(torch.tensor([text]), row[None].clone()).argmax()) for text, row in pairs]
     assert Sampler(LogitsProcessorList([processor]))(texts, logits) == want != best
     assert torch.equal(logits, before), "the caller's logits are its own"
-    assert [Sampler(LogitsProcessorList([processor]))([t], row[None])[0] for t, row in zip(texts, logits, strict=True)] == want  # fmt: skip
+    assert [Sampler(LogitsProcessorList([processor]))([text], row[None])[0] for text, row in pairs] == want
     assert Sampler(NOTHING)([], logits[:0]) == []

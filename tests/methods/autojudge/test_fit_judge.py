@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
+from sklearn.metrics import roc_auc_score
 from support.collecting import record
 from support.hub_server import card_problems
 from support.refusals import names, refused
@@ -122,13 +123,6 @@ def features(data: Path) -> torch.Tensor:
     return torch.cat(parts, dim=1)
 
 
-def auroc(scores: Any, important: Any) -> float:
-    """The chance that an important token is put above another, by comparing all pairs."""
-    scores, important = np.asarray(scores, dtype=float), np.asarray(important)
-    gaps = scores[important][:, None] - scores[~important][None]
-    return float((gaps > 0).mean() + (gaps == 0).mean() / 2)
-
-
 @pytest.fixture(scope="module")
 def judged(data, tmp_path_factory):
     out = tmp_path_factory.mktemp("judge") / "deep" / "head"
@@ -147,7 +141,7 @@ def test_a_known_labelling_is_found(data, judged):
         scores = head(x)[held].numpy()
     y = mined.important[held].numpy()
     assert isinstance(head, LinearHead) and not head.training and head.config.hidden_size == x.shape[1] == 48 + 96
-    assert report.auroc == pytest.approx(auroc(scores, y), abs=1e-6) and report.auroc > 0.9
+    assert report.auroc == pytest.approx(roc_auc_score(y, scores), abs=1e-6) and report.auroc > 0.9
     assert report.brier == pytest.approx(((scores.astype(float) - y) ** 2).mean(), abs=1e-6)
     assert report.evidence.counts == {"important": y.sum(), "unimportant": (~y).sum()}
     assert (report.mismatches, report.problems) == (len(mined), len(mined.texts))

@@ -1,5 +1,4 @@
-"""mine, fit autojudge and generate with a judge, from the command line as a user types them, with real servers on loopback for a
-judge model and the Hub; and that what users can mend is one line and exit code 2."""
+"""mine, fit autojudge and generate with a judge, as a user types them, with a Hub on loopback; what users can mend is one line and exit code 2."""
 
 import json
 from pathlib import Path
@@ -8,6 +7,7 @@ import pytest
 from datasets import load_from_disk
 from support.commands import DEMO
 from support.hub_server import card_problems
+from support.mining import undisturbed
 
 from hf_lossy_assist import AutoJudge, Head, LossyPolicy, demo
 from hf_lossy_assist.methods.autojudge.dataset import RECORD
@@ -19,29 +19,13 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:the head's .* may differ:UserWarning"),
 ]
 
-PROBLEMS = 24
-MINE = ("mine", "--task", "demo", "--limit", PROBLEMS, "--batch-size", 12)
 
-
-@pytest.fixture(scope="module")
-def mined(tmp_path_factory):
-    """A mined dataset of the demo, by `mine` in this process."""
-    import typer
-    from typer.testing import CliRunner
-
-    from hf_lossy_assist.cli.data_commands import mine_command
-
-    out, app = tmp_path_factory.mktemp("mined") / "mined", typer.Typer()
-    app.command()(mine_command)
-    result = CliRunner().invoke(app, ["--out", str(out), "--limit", str(PROBLEMS), "--batch-size", "12"])
-    assert result.exit_code == 0, result.output
-    return out
-
-
-def test_mine_fit_generate_push_pull(hf_lossy, hub, mined, tmp_path):
+def test_mine_fit_generate_push_pull(hf_lossy, hub, tmp_path):
+    mined = tmp_path / "mined"
+    assert hf_lossy("mine", "--task", "demo", "--limit", 24, "--batch-size", 12, "--out", mined).code == 0
     facts = json.loads((mined / RECORD).read_text())
     found = facts["found"]
-    assert facts["settings"]["max_new_tokens"] == 96 and facts["problems"] == PROBLEMS
+    assert facts["settings"]["max_new_tokens"] == 96 and facts["problems"] == 24
     assert 0 < found["important"] < found["mismatches"] == len(load_from_disk(str(mined)))
     assert card_problems((mined / "README.md").read_text()) == ([], [])
 
@@ -73,10 +57,8 @@ def test_mine_fit_generate_push_pull(hf_lossy, hub, mined, tmp_path):
     assert LossyPolicy.from_pretrained("org/judge") == AutoJudge(Head.from_pretrained("org/judge"))
 
 
-@pytest.mark.full
-def test_wrong_uses(hf_lossy, mined, tmp_path):
-    out = ("--out", tmp_path / "x")
-    file = tmp_path / "file.jsonl"
+def test_wrong_uses(hf_lossy, tmp_path):
+    out, file, mined = ("--out", tmp_path / "x"), tmp_path / "file.jsonl", undisturbed()[0]
     file.write_text('{"question": "1 + 1?"}\n')
     for arguments, words in (
         (("--task", "gsm"), "'gsm8k'"),

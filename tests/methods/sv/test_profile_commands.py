@@ -64,15 +64,12 @@ def test_custom_models(hf_lossy, tmp_path):
 REFUSED = (
     (["--batch-size", "1,x"], "--batch-size: expected a number, or several with commas between them"),
     (["--max-new-tokens", "15"], "new_tokens: expected a whole number of at least 16"),
-    (["--gamma", "40"], "new_tokens: expected a whole number of at least 82"),
-    (["--temperature", "0"], "--greedy"),
-    (["--prompts", "nowhere.jsonl"], "nowhere.jsonl"),
-    (["--device", "abacus"], "load: device 'abacus' cannot be used here"),
+    (["--gamma", "40"], "new_tokens: expected a whole number of at least 82"), (["--temperature", "0"], "--greedy"),
+    (["--prompts", "nowhere.jsonl"], "nowhere.jsonl"), (["--device", "abacus"], "load: device 'abacus' cannot be used here"),
     ([*DEMO[:2], "--companion", "c", "--prompts", "{tmp}/one.jsonl"], "expected both"),
-    ([*DEMO], "--companion"),
-    ([*DEMO, *map(str, COMPANION)], "name other prompts"),
+    ([*DEMO], "--companion"), ([*DEMO, *map(str, COMPANION)], "name other prompts"),
     ([*DEMO, "--companion", "nowhere", "--prompts", "{tmp}/one.jsonl"], "nowhere"),
-)
+)  # fmt: skip
 
 
 @pytest.mark.full

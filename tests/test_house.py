@@ -51,8 +51,6 @@ def test_nothing_names_a_makers_folders():
 
 
 # -- the package's names ------------------------------------------------------------------------------------------------
-
-
 SOURCE = Path(hla.__file__)
 
 

@@ -45,14 +45,11 @@ def test_both_texts_and_where_their_tokens_come_from(app, pair, policy):
 
 
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy:UserWarning")
-def test_every_policy_that_is_offered_writes(app, pair):
+def test_every_policy_that_is_offered_writes_and_others_are_refused(app, pair, monkeypatch):
     assert {"strict", "svip", "autojudge", "sprinter"} <= set(pair.policies)
     for policy in pair.policies:
         runs, seconds, report = app.write(pair, pair.prompts[1], policy, 8)
         assert runs and seconds > 0 and report.num_new_tokens == 8
-
-
-def test_what_the_space_refuses(app, pair, monkeypatch):
     for prompt in ("  \n", "Ada has 3 apples. " * 200):
         with pytest.raises(ValueError, match="expected a prompt of 1 to 512 tokens"):
             app.compare(pair, prompt, "svip", 16)

@@ -33,12 +33,8 @@ from hf_lossy_assist.models.facts import CACHE
 
 NEW, SECONDS = 8, 120
 GREEDY = {
-    "do_sample": False,
-    "num_beams": 1,
-    "max_new_tokens": NEW,
-    "eos_token_id": NEVER_EMITTED,
-    "pad_token_id": PAD,
-}
+    "do_sample": False, "num_beams": 1, "max_new_tokens": NEW, "eos_token_id": NEVER_EMITTED, "pad_token_id": PAD,
+}  # fmt: skip
 GAP = 2e-5  # as in supported_models.py
 Call = Callable[..., Any]
 

@@ -65,25 +65,20 @@ def page(results: list[dict[str, Any]]) -> tuple[str, int]:
     groups = {name: [row for row in rows if row["verdict"] == name] for name in TITLES}
     built = len(rows) - len(groups["not built"])
     lines = [
-        "# Models",
-        "",
+        "# Models", "",
         "This page compares strict greedy decoding with `model.generate`, token for token, on a tiny random model of every causal and encoder-decoder model",
         "type in the installed Transformers. Rules shrink the default config (tools/tiny_models.py); attention is `sdpa` and `eager`.",
         "Windows and chunks have 8 tokens, sequences 25 to 38. Each model runs three calls: one prompt; four left-padded prompts of 9, 1, 4 and 14 tokens;",
         "three prompts of 9 tokens. One draft is a noisy copy of the model and often right; another is never right. If a reference",
         "hardly varies, or chooses by less than 2e-5 of its largest logit, another seed is used.",
         "Speech encoder-decoders (Whisper, Speech2Text, Moonshine) are equal too, as tested in tests/generation/test_whisper.py and",
-        "test_encoder_decoders.py.",
-        "",
+        "test_encoder_decoders.py.", "",
         f"Made by `python tools/supported_models.py` ({seconds / 60:.0f} minutes of a CPU core), with hf_lossy_assist {hla.__version__},",
         f"Transformers {transformers.__version__}, torch {torch.__version__.split('+')[0]}. A test repeats some of them. See also [vision models](vision_models.md).",
-        "Names are those of `config.model_type`; a star: with eager attention alone.",
-        "",
-        "| verdict | models |",
-        "| --- | ---: |",
-        f"| built | {built} |",
+        "Names are those of `config.model_type`; a star: with eager attention alone.", "", "| verdict | models |",
+        "| --- | ---: |", f"| built | {built} |",
         *(f"| {TITLES[name][0].lower() + TITLES[name][1:]} | {len(group)} |" for name, group in groups.items()),
-    ]
+    ]  # fmt: skip
     for name, group in groups.items():
         if group:
             rows_of = by_reason if name in ("batch 1 only", "refused") else by_note

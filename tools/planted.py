@@ -158,17 +158,8 @@ def run(fault: Fault, root: Path, marks: str) -> dict[str, object]:
         folder = Path(name)
         plant(fault, root, folder)
         command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-x",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            "-p",
-            "no:xdist",
-            "--no-header",
-        ]
+            sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header",
+        ]  # fmt: skip
         command += ["--tb=no", "-m", marks, *(f"tests/{test}" for test in fault.tests.split())]
         began = time.monotonic()
         environment = os.environ | {"PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}

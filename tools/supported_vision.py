@@ -121,8 +121,7 @@ def page(results: list[dict[str, Any]]) -> tuple[str, int]:
     rows = [make_row(result) for result in sorted(results, key=lambda result: str(result["name"]))]
     built = [row for row in rows if row["text"] != "not built"]
     lines = [
-        "# Vision models",
-        "",
+        "# Vision models", "",
         "This page compares strict greedy decoding with `model.generate`, token for token, on a tiny random model of every image-text model type in the installed",
         "Transformers ([method](models.md)). Text calls: one prompt, and four of 9, 1, 4 and 14 tokens in one batch. Picture calls (random pictures, in the shape of",
         "the type's processor): one prompt with a picture, and three with one, two and none. The drafts see the target's inputs; one is often",
@@ -132,10 +131,8 @@ def page(results: list[dict[str, Any]]) -> tuple[str, int]:
         "",
         f"Made by `python tools/supported_vision.py` ({sum(result['seconds'] for result in results) / 60:.0f} minutes of a CPU core), with",
         f"hf_lossy_assist {hla.__version__}, Transformers {transformers.__version__}, torch {torch.__version__.split('+')[0]}.",
-        "",
-        "| model types | text | pictures | why |",
-        "| --- | --- | --- | --- |",
-    ]
+        "", "| model types | text | pictures | why |", "| --- | --- | --- | --- |",
+    ]  # fmt: skip
     names: dict[tuple[str, str, str], list[str]] = {}
     for row in built:
         why = escaped(row["why"].replace(row["class"] + " ", "", 1))

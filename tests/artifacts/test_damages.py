@@ -57,7 +57,6 @@ def artifact(kind, tmp_path):
 
 
 # -- the JSON file ----------------------------------------------------------------------------------------------------
-
 TEXTS = {
     "nothing": ("", "is not JSON"),
     "Python's": ("{'hidden_size': 32}", "is not JSON"),
@@ -204,8 +203,6 @@ def test_entries_of_any_other_type_are_refused_or_read(artifact, kind):
 
 
 # -- the tensors ------------------------------------------------------------------------------------------------------
-
-
 @every_kind
 def test_other_files_of_tensors_are_refused(artifact, kind, tmp_path):
     """As they are, and where there is a checksum with the one that fits them; what is unpickled would write a file."""
@@ -307,8 +304,6 @@ def test_sizes_that_no_machine_holds_cost_no_memory(tmp_path):
 
 
 # -- places and what could not be read back ---------------------------------------------------------------------------
-
-
 def test_places_that_hold_nothing(tmp_path):
     for load, words in (
         (Head.from_pretrained, "config.json cannot be read: No such file"),

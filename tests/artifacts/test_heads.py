@@ -41,8 +41,6 @@ def saved(tmp_path) -> Path:
 
 
 # -- what a head says -----------------------------------------------------------------------------------------------------
-
-
 def test_by_hand():
     """σ(w·h + b) with w = (1, 0, −2, 0 …), b = 0.5: h = (2, 9, 1, 0 …) gives σ(0.5)."""
     head = linear()
@@ -68,8 +66,6 @@ def test_by_hand():
 
 
 # -- there and back -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("make", [linear, mlp], ids=["linear", "mlp"])
 def test_save_and_load_bit_by_bit(make, tmp_path):
     head = make()
@@ -99,10 +95,17 @@ def test_the_config_survives(tmp_path):
     assert HeadConfig.from_dict({"hidden_size": 8}) == HeadConfig(8)
 
 
-def test_entries_of_a_later_version_warn(saved):
+def test_configs_of_other_versions_are_read(saved):
     edit(saved, dropout=0.1, calibration={"a": 1})
     with pytest.warns(UserWarning, match=r"config.json: .* ignored: calibration, dropout"):
         assert Head.from_pretrained(saved).config == full_config()
+    config = HeadConfig(4, threshold=0.25, lam=1.2, training={"seed": 3}, metrics={"auroc": 0.9})
+    old = config.to_dict()
+    del old["threshold"], old["lam"]
+    old |= {"training": {"seed": 3, "lambda": 1.2}, "metrics": {"auroc": 0.9, "threshold": 0.25}}
+    assert HeadConfig.from_dict(old) == config == HeadConfig.from_dict(config.to_dict())
+    assert old["training"]["lambda"] == 1.2, "what was given is not changed"
+    assert (hla.demo.head("autojudge").config.threshold, hla.demo.head().config.lam) == (0.1965, 1.2)
 
 
 def test_the_digest_is_of_the_weights():
@@ -136,20 +139,7 @@ def test_a_threshold_in_percent_is_refused():
     assert stops == [[False, False], [True, True]]
 
 
-def test_configs_of_older_versions_are_read():
-    """Threshold and λ stood among the figures; what is written has them as fields."""
-    config = HeadConfig(4, threshold=0.25, lam=1.2, training={"seed": 3}, metrics={"auroc": 0.9})
-    old = config.to_dict()
-    del old["threshold"], old["lam"]
-    old |= {"training": {"seed": 3, "lambda": 1.2}, "metrics": {"auroc": 0.9, "threshold": 0.25}}
-    assert HeadConfig.from_dict(old) == config == HeadConfig.from_dict(config.to_dict())
-    assert old["training"]["lambda"] == 1.2, "what was given is not changed"
-    assert (hla.demo.head("autojudge").config.threshold, hla.demo.head().config.lam) == (0.1965, 1.2)
-
-
 # -- all or nothing -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("there", "error"), [(True, OSError), (False, KeyboardInterrupt)], ids=["over another", "new"]
 )
@@ -191,8 +181,6 @@ def test_new_folder(tmp_path):
 
 
 # -- whose head it is -----------------------------------------------------------------------------------------------------
-
-
 def identities(**changes: Any) -> Head:
     """A head for `target()` and `draft()`, with some facts of the draft's or target's identity changed."""
     made = {name: ModelIdentity.of(model) for name, model in (("target", target()), ("draft", draft()))}
@@ -285,8 +273,6 @@ def test_identity(tmp_path):
 
 
 # -- card and folder ------------------------------------------------------------------------------------------------------
-
-
 def test_the_card(saved):
     card = ModelCard.load(saved / "README.md")
     assert card.data.library_name == "hf_lossy_assist" and card.data.license == "apache-2.0"

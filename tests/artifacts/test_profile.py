@@ -25,8 +25,6 @@ from hf_lossy_assist.policy.recipes import SpeculativeVerification
 
 
 # -- files ----------------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def saved(tmp_path):
     profile().save_pretrained(tmp_path / "profile")
@@ -74,8 +72,6 @@ def test_a_policys_folder(tmp_path):
 
 
 # -- latency --------------------------------------------------------------------------------------------------------------
-
-
 def with_one(values, value, *place):
     out = np.array(values, dtype=np.float64)
     out[place] = value
@@ -104,17 +100,6 @@ def test_tables_with_gaps_or_out_of_order():
     short = latency().tokens.copy()
     short[2, 3] -= 1  # of 16 rows 63 tokens at most
     refused(lambda: profile(latency=latency(tokens=short)), f"not measured up to γ = {GAMMA} tokens a row")
-
-
-def test_a_long_field_of_a_profile_is_shortened_in_warnings():
-    made = profile(machine="x\x1b" * 50_000, decoding={"do_sample": "y\x1b" * 50_000})
-    with pytest.warns(UserWarning) as caught:
-        made.check(target(), draft(), companion())
-        made.check_decoding({"do_sample": True})
-    for warning in caught:
-        text = str(warning.message)
-        assert len(text) < 1000 and text.isprintable()
-    assert len(caught) == 2
 
 
 def test_latency_by_hand_between_batches_and_beyond():
@@ -174,8 +159,6 @@ def test_worthwhile():
 
 
 # -- cells ----------------------------------------------------------------------------------------------------------------
-
-
 def beside(edges):
     """Each edge and its neighbours among float32 numbers, 0 and 1."""
     edges = np.asarray(edges, dtype=np.float32).reshape(-1)
@@ -219,8 +202,6 @@ def test_cells_by_hand():
 
 
 # -- models and settings --------------------------------------------------------------------------------------------------
-
-
 def test_other_models_are_refused_and_what_may_differ_warns():
     """In each role; `test_heads.py` has the facts that are compared."""
     for role in ("target", "draft", "companion"):
@@ -264,11 +245,17 @@ def test_other_sampling_settings_warn():
         assisted(target(), prompts((5,)), draft(), policy, max_new_tokens=4, do_sample=True)
     sampling = {"do_sample": True, "temperature": 0.7, "top_k": 0}
     assisted(target(), prompts((5,)), draft(), policy, max_new_tokens=4, **sampling)  # a warning would be an error
+    made = profile(machine="x\x1b" * 50_000, decoding={"do_sample": "y\x1b" * 50_000})
+    with pytest.warns(UserWarning) as caught:
+        made.check(target(), draft(), companion())
+        made.check_decoding({"do_sample": True})
+    for warning in caught:
+        text = str(warning.message)
+        assert len(text) < 1000 and text.isprintable()
+    assert len(caught) == 2
 
 
 # -- drafts longer than profiled, and other wrong uses ----------------------------------------------------------------------
-
-
 def test_a_longer_draft_is_refused():
     made, third, inputs = profile(), companion(), prompts((5, 3))
     says = f"drafts of up to {GAMMA} tokens, and up to 9 may be drafted here.*--gamma 9"

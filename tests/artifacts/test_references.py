@@ -124,8 +124,6 @@ def test_a_head_elsewhere_is_loaded_with_the_policys_arguments(hub, tmp_path, mo
 
 
 # -- code and pickles -------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def canary(tmp_path):
     """A file that is there once something has run that should not."""

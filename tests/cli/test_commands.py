@@ -34,8 +34,6 @@ SMALL = ("--limit", "10", "--max-new-tokens", "6", "--batch-size", "5")
 
 
 # -- end to end -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.full
 def test_collect_fit_generate_push_pull(hf_lossy, hub, tmp_path):
     data, head = tmp_path / "data", tmp_path / "head"
@@ -93,8 +91,6 @@ def test_greedy_data_fits_and_says_what_lambdas_mean(hf_lossy, tmp_path):
 
 
 # -- refused in one line ------------------------------------------------------------------------------------------------
-
-
 ONE_LINE = [
     (["generate", "--policy", "sprinter", *DEMO, "--prompt", "a"], "missing a required argument: 'head'"),
     (["generate", "--policy", "svip:head=x"], "svip"), (["generate", "--policy", "SVIP"], "Did you mean 'svip'?"),
@@ -174,7 +170,7 @@ MISSING = [
 ]
 
 
-def test_a_missing_extra_is_named_with_the_way_out(hf_lossy, tmp_path, monkeypatch):
+def test_a_missing_extra_is_named_with_the_way_out(hf_lossy, tmp_path, monkeypatch, capsys):
     real = importlib.util.find_spec
     for command, module in MISSING:
         with monkeypatch.context() as patch:
@@ -185,9 +181,6 @@ def test_a_missing_extra_is_named_with_the_way_out(hf_lossy, tmp_path, monkeypat
             line = hf_lossy(*(a.replace("{tmp}", str(tmp_path)) for a in command)).line
         assert module in line and "pip install 'hf_lossy_assist[train]'" in line
         assert not list(tmp_path.iterdir())
-
-
-def test_a_module_that_a_command_turns_out_to_need_is_named_with_its_extra(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["hf-lossy"])
     for module, extra in (("starlette", "serve"), ("pyarrow", "train"), ("xgrammar", "structured")):
         app = typer.Typer()
@@ -217,8 +210,6 @@ def test_generate_needs_no_extra(monkeypatch, hf_lossy):
 
 
 # -- the Hub ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.full
 def test_what_the_hub_refuses_and_no_network_are_one_line(hf_lossy, hub, tmp_path, monkeypatch):
     assert hf_lossy("push", SHIPPED, "org/private", "--private").code == 0

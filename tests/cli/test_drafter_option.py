@@ -22,7 +22,7 @@ IDENTITY = demo.drafter().identity
 
 
 @pytest.mark.nightly
-def test_profile(hf_lossy, tmp_path):
+def test_profile_and_tune(hf_lossy, tmp_path):
     out = tmp_path / "profile"
     quick = ("--limit", 64, "--max-new-tokens", 24, "--gamma", 3, "--batch-size", 1, "--rounds", 3)
     done = hf_lossy("profile", *WITH, "--out", out, *quick)
@@ -31,16 +31,7 @@ def test_profile(hf_lossy, tmp_path):
     assert made.draft == IDENTITY and made.gamma == 3
     options = ("--policy", f"sv:profile={out}", "--limit", 1, "--max-new-tokens", 8)
     assert hf_lossy("generate", *WITH, *options, "--json").json["drafter"] == "demo"
-
-
-@pytest.mark.nightly
-def test_compare_and_tune(hf_lossy, tmp_path):
-    found, tuned = tmp_path / "found", tmp_path / "tuned"
-    short = ("--limit", 4, "--max-new-tokens", 12)
-    done = hf_lossy("compare", *WITH, "--no-static", "--policies", "strict,svip", "--out", found, *short, "--json")
-    assert [row["arm"] for row in done.json["figures"]] == ["target", "strict", "svip"]
-    assert json.loads((found / "run.json").read_text())["draft"]["id"] == "eagle3_drafter"
-    options = ("--first", 2, "--policies", "svip,strict", "--max-loss", 0.5, "--out", tuned, "--json")
+    options = ("--first", 2, "--policies", "svip,strict", "--max-loss", 0.5, "--out", tmp_path / "tuned", "--json")
     assert hf_lossy("tune", *WITH, *options, "--limit", 6, "--max-new-tokens", 64).code == 0
 
 

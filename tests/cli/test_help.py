@@ -72,8 +72,6 @@ def test_the_same_thing_has_the_same_name():
 
 
 # -- suggest ------------------------------------------------------------------------------------------------------------
-
-
 PUBLISHED = [
         ("Qwen/Qwen2.5-7B-Instruct", ["Qwen/Qwen2.5-0.5B-Instruct", "amd/PARD-Qwen2.5-0.5B"]),
         ("Qwen/Qwen2.5-7B", ["Qwen/Qwen2.5-0.5B"]),

@@ -200,48 +200,32 @@ def few_shot(end, by_pattern):
 
 @pytest.mark.full
 @pytest.mark.parametrize("by_pattern", [False, True])
-def test_a_task_ends_the_texts_of_all_arms_alike(by_pattern):
-    """Few-shot prompts: behind its answer a model would go on with a question of its own."""
-    target, words = small.llama(eos_token_id=2), small.tokenizer()
-    words.padding_side = "left"
-    prompts, decoding = ["w3 w9 w20 w4", "w7 w1 w30", "w11 w2"], DecodingSettings(max_new_tokens=24)
-    these = arms.make_arms(target, small.near(target), {"svip": hla.as_policy("svip")}, tokenizer=words)
-    whole = TextWriter(target, words, decoding).write(these[0], prompts, 0, 0)
-    end = words.decode(whole[0].token_ids[8:10])
-    found = [TextWriter(target, words, decoding, few_shot(end, by_pattern)).write(arm, prompts, 0, 0) for arm in these]
-    for answers in found:
-        assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in found[0]]
-        assert end in answers[0].text and len(answers[0].token_ids) <= 10
-    assert all(
-        answer.token_ids == long.token_ids[: len(answer.token_ids)]
-        for answer, long in zip(found[0], whole, strict=True)
-    )
-    assert len({len(answer.token_ids) for answer in found[0]}) > 1, (
-        "rows of several lengths: the shorter ones are padded"
-    )
-
-
-@pytest.mark.parametrize("by_pattern", [False, pytest.param(True, marks=pytest.mark.full)])
-def test_no_arm_writes_on_behind_its_end_for_long(by_pattern):
-    """Text behind the end counts in an arm's seconds, and not in its tokens."""
+def test_a_task_ends_the_texts_of_all_arms_alike_and_none_writes_on_for_long(by_pattern):
+    """Few-shot prompts: behind its answer a model would go on with a question of its own, which counts in an arm's seconds alone."""
     target, words = small.llama(eos_token_id=2), small.tokenizer()
     words.padding_side = "left"
     these = arms.make_arms(target, small.near(target), {"svip": hla.as_policy("svip")}, tokenizer=words)
-    prompt, whole = "w3 w9 w20 w4", TextWriter(target, words, DecodingSettings(max_new_tokens=96))
-    ids = whole.write(these[0], [prompt], 0, 0)[0].token_ids
-    for arm in these:
-        written = []
+    prompts, whole = ["w3 w9 w20 w4", "w7 w1 w30", "w11 w2"], TextWriter(target, words, DecodingSettings(max_new_tokens=48))  # fmt: skip
+    long = whole.write(these[0], prompts, 0, 0)
+    for place in (4, 8):
+        end = words.decode(long[0].token_ids[place : place + 2])
+        writer = replace(whole, task=few_shot(end, by_pattern))
+        for arm in these:
+            written = []
 
-        def write(arm=arm, written=written, **settings):
-            out = arm.write(**settings)
-            written.append(out.sequences.shape[1] - settings["input_ids"].shape[1])
-            return out
+            def write(arm=arm, written=written, **settings):
+                out = arm.write(**settings)
+                written.append(out.sequences.shape[1] - settings["input_ids"].shape[1])
+                return out
 
-        for place in (4, 6, 8):
-            writer = replace(whole, task=few_shot(words.decode(ids[place : place + 2]), by_pattern))
-            [answer] = writer.write(replace(arm, write=write), [prompt], 0, 0)
+            [alone] = writer.write(replace(arm, write=write), prompts[:1], 0, 0)
             most = 30 if arm.kind == "assisted" else 0  # of a round
-            assert len(answer.token_ids) <= written[-1] <= len(answer.token_ids) + most, (arm.name, place, written)
+            assert len(alone.token_ids) <= written[-1] <= len(alone.token_ids) + most, (arm.name, place, written)
+            assert end in alone.text and len(alone.token_ids) <= place + 2
+    found = [[answer.token_ids for answer in writer.write(arm, prompts, 0, 0)] for arm in these]
+    assert found == [found[0]] * len(these) and len(found[0][0]) <= 10
+    assert all(ids == text.token_ids[: len(ids)] for ids, text in zip(found[0], long, strict=True))
+    assert len(set(map(len, found[0]))) > 1, "rows of several lengths: the shorter ones are padded"
 
 
 def test_a_tokenizer_whose_texts_cannot_be_looked_for_is_refused_in_one_line():
@@ -255,8 +239,6 @@ def test_a_tokenizer_whose_texts_cannot_be_looked_for_is_refused_in_one_line():
 
 
 # -- the folder of a run ------------------------------------------------------------------------------------------------
-
-
 ANSWERS = sorted((replace(answer, right=None) for answer in a_run()), key=repr)  # there is no task
 
 

@@ -109,10 +109,6 @@ def test_a_slow_form_of_drafting_says_nothing_of_the_fastest_one():
         advice
         == "no clear gain: svip+fallback, the fastest, is 1.07 × (0.58 to 1.98) the target: 400 batches might not tell them apart, so do not draft"
     )
-
-
-def test_the_best_of_many_has_to_be_clearer():
-    """Chosen by the figures that judge it, its interval holds for all that it was chosen from."""
     answers = [answer for answer in a_run(0.9, copies=2) if answer.arm in ("target", "svip")]
     more = [
         replace(answer, arm=f"svip {n}", seconds=answer.seconds * 2)

@@ -59,8 +59,6 @@ def names_in(policies):
 
 
 # The files
-
-
 def test_every_headline_table_has_a_file(of):
     assert {path.stem for path in TABLES} == HEADLINES
     group = typer.main.get_command(app)
@@ -110,8 +108,6 @@ def test_a_file_that_is_no_table_is_refused_with_its_name(of, tmp_path):
 
 
 # The rules
-
-
 def test_a_rule_looks_at_the_whole_interval(of):
     for rule, figure, verdict, why in (
         ({"above": 1.0}, (1.2, 1.1, 1.3), "direction only", ""),
@@ -260,8 +256,6 @@ def test_two_arms_that_did_the_same_are_not_separated_by_noise(of):
 
 
 # The baselines, through the door of users
-
-
 def test_the_command_knows_the_baselines(of, hf_lossy):
     for name, kind in BASELINES.items():
         entry = find_entry(kind, name)
@@ -353,8 +347,6 @@ def test_a_moving_average_forgets_and_is_saved_with_its_profile(of, tmp_path):
 
 
 # The driver
-
-
 @pytest.fixture
 def driver(of, monkeypatch, tmp_path):
     def drive(*arguments):

@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, find, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from support import tiny
 from support.profiles import draft, profile, target
@@ -17,7 +17,6 @@ from support.rule_cases import CASES
 import hf_lossy_assist as hla
 from hf_lossy_assist import LossyPolicy
 from hf_lossy_assist.rules import RULES
-from hf_lossy_assist.stops import STOPS
 
 
 INF = math.inf
@@ -168,14 +167,6 @@ def test_a_thousand_combinations_generate_and_stop(saved, part, data):
         assert torch.equal(out.sequences, tiny.greedy(target(), inputs, **more))
 
 
-@pytest.mark.nightly
-def test_no_name_is_left_out(saved):
-    """A rule or stop that is not in these strategies would never be combined."""
-    # The first that is found will do: making it smaller takes most of the time.
-    first = settings(phases=[Phase.generate], max_examples=5000, database=None)
-    for name, strategy in PLAIN.items():
-        assert type(find(strategy, lambda rule: True, settings=first)) is RULES[name]
+def test_no_rule_is_left_out():
+    """A rule that is not in these strategies would never be combined."""
     assert set(PLAIN) | NESTED == set(RULES)
-    each = stops(saved)
-    for kind in STOPS.values():
-        assert isinstance(find(each, lambda stop, kind=kind: isinstance(stop, kind), settings=first), kind)

@@ -68,10 +68,6 @@ def test_what_stands_beside_another_name_is_refused():
         ({"stop": "svip"}, {"companion": "org/name"}, 'companion=… is for lossy_policy="sv"'),
     ):  # fmt: skip
         refused(lambda: as_policy(given, **beside), line)  # noqa: B023
-
-
-def test_a_head_is_of_its_method():
-    """The config's method decides, not what the head happens to read."""
     refused(
         lambda: as_policy(linear(polarity="important")),
         r"P\(important\).*method 'sprinter', whose heads say P\(acceptable\).*HeadConfig\(method=…\)",

@@ -27,18 +27,15 @@ from hf_lossy_assist.registry import list_entries
 
 
 # -- JSON -----------------------------------------------------------------------------------------------------------------
-
-
 def test_the_form_itself():
     """Files that users keep: changing this form breaks them."""
-    assert LossyPolicy(stop=SVIP(h=0.4)).to_dict() == {
-        "stop": {"name": "svip", "h": 0.4, "c": 0.15, "form": "bound", "max_draft": 40}
-    }
-    assert LossyPolicy(stop=Constant(7)).to_dict() == {"stop": {"name": "constant", "gamma": 7}}
-    assert LossyPolicy(stop=Heuristic()).to_dict() == {"stop": {"name": "heuristic", "initial": 5, "max_draft": 40}}
-    assert LossyPolicy(stop=Confidence()).to_dict() == {
-        "stop": {"name": "confidence", "threshold": 0.4, "max_draft": 20, "reads": "probability"}
-    }
+    for stop, form in (
+        (SVIP(h=0.4), {"name": "svip", "h": 0.4, "c": 0.15, "form": "bound", "max_draft": 40}),
+        (Constant(7), {"name": "constant", "gamma": 7}),
+        (Heuristic(), {"name": "heuristic", "initial": 5, "max_draft": 40}),
+        (Confidence(), {"name": "confidence", "threshold": 0.4, "max_draft": 20, "reads": "probability"}),
+    ):
+        assert LossyPolicy(stop=stop).to_dict() == {"stop": form}
 
 
 def test_neutral_policy():
@@ -54,8 +51,6 @@ def test_neutral_policy():
 
 
 # -- what it accepts ------------------------------------------------------------------------------------------------------
-
-
 def test_every_accepted_kind():
     policy, stop, rule, verify = LossyPolicy(stop=SVIP()), SVIP(h=1.0), Unregistered(), VerifyAll()
     assert as_policy(policy) is policy
@@ -77,8 +72,6 @@ def test_every_accepted_kind():
 
 
 # -- what it refuses ------------------------------------------------------------------------------------------------------
-
-
 REFUSED = (
     ("svp", ValueError, ["'svp'", "Did you mean 'svip'?"]),
     ("zebra", ValueError, ["'zebra'", "hf-lossy policies lists the names"]),
@@ -118,8 +111,6 @@ def test_refused_in_one_line(tmp_path):
 
 
 # -- rules of a user's own ------------------------------------------------------------------------------------------------
-
-
 def test_an_unregistered_rule_works(monkeypatch):
     """It needs no JSON form to be used or printed; only to be saved."""
     monkeypatch.setattr(
@@ -150,8 +141,6 @@ def test_a_name_is_no_folder(tmp_path, monkeypatch):
 
 
 # -- the short form -----------------------------------------------------------------------------------------------------
-
-
 FORMS = {
     "svip:h=0.5": hla.LossyPolicy(stop=hla.SVIP(h=0.5)),
     "top_k:k=4+svip": hla.LossyPolicy(hla.TopK(4), hla.SVIP()),

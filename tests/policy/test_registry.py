@@ -113,18 +113,6 @@ def test_a_custom_rule_has_a_name_of_its_own(half):
     refused(lambda: registry.forget("rule", "topk"), "Did you mean 'top_k'")
 
 
-def test_an_entry_that_contradicts_itself_is_refused():
-    for given, line in (
-        ({"name": "Half"}, "expected a name of a-z"),
-        ({"name": "a" * 100_000}, "expected a name of a-z"),
-        ({"neutral": None}, "a lossy rule needs a neutral setting"),
-        ({"cls": Sometimes}, "its lossless is a property: say by condition="),
-    ):
-        settings = {"name": "half", "cls": Half, "neutral": {"share": 1.1}} | given
-        refused(lambda: register_rule(**settings), line)  # noqa: B023
-        assert "half" not in RULES
-
-
 def test_a_class_registers_by_its_keywords():
     """As a frozen dataclass, whose fields are checked by their annotations."""
 
@@ -167,7 +155,7 @@ class Counting(hla.Pointwise):
     seen: int = dataclasses.field(default=0, init=False)
 
 
-def test_a_class_that_json_could_not_hold_is_refused():
+def test_a_class_or_an_entry_that_json_could_not_hold_is_refused():
     """And one of another kind."""
     for cls, line in (
         (OwnInit, "OwnInit is no frozen dataclass.*@dataclass"),
@@ -182,10 +170,6 @@ def test_a_class_that_json_could_not_hold_is_refused():
     for register in (register_stop, registry.register_filter, registry.register_drafter):
         refused(lambda: register("x", Half, neutral={}), "expected a subclass of .*, got .*Half", TypeError)  # noqa: B023
 
-
-def test_a_drafter_is_made_of_its_fields():
-    """As a rule: `drafter={"name": …}` could give it nothing else."""
-
     class Own(hla.Drafter):
         def __init__(self, size):
             self.size = size
@@ -197,6 +181,15 @@ def test_a_drafter_is_made_of_its_fields():
     refused(lambda: registry.register_drafter("x", Own, summary="For a test."), line, TypeError)
     assert registry.register_drafter("x", Plain, summary="For a test.") is Plain
     registry.forget("drafter", "x")
+    for given, line in (
+        ({"name": "Half"}, "expected a name of a-z"),
+        ({"name": "a" * 100_000}, "expected a name of a-z"),
+        ({"neutral": None}, "a lossy rule needs a neutral setting"),
+        ({"cls": Sometimes}, "its lossless is a property: say by condition="),
+    ):
+        settings = {"name": "half", "cls": Half, "neutral": {"share": 1.1}} | given
+        refused(lambda: register_rule(**settings), line)  # noqa: B023
+        assert "half" not in RULES
 
 
 def test_a_recipe_makes_a_policy():
@@ -227,8 +220,6 @@ def test_the_stops_of_others_are_lossless_too():
 
 
 # -- what hf-lossy policies lists ---------------------------------------------------------------------------------------
-
-
 ENTRIES = {(entry.kind, entry.name): SimpleNamespace(**entry.describe()) for entry in list_entries()}
 
 

@@ -50,8 +50,6 @@ def linear(seed: int = 0) -> LinearHead:
 
 
 # -- heads ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.full
 def test_a_head_goes_up_and_comes_down_bit_by_bit(hub, tmp_path):
     url = push(SHIPPED, REPO)
@@ -99,8 +97,6 @@ def test_a_revision_is_pinned_by_either_spelling(hub, tmp_path):
 
 
 # -- policies ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.full
 def test_a_policy_takes_its_head_along(hub, tmp_path):
     head = linear()
@@ -136,8 +132,6 @@ def test_a_repository_of_a_head_alone_is_sprinter(hub):
 
 
 # -- refused before anything is sent ------------------------------------------------------------------------------------
-
-
 def test_what_should_not_be_shared_is_refused_before_anything_is_sent(hub, tmp_path):
     def write(name: str, data: bytes):
         def spoil(folder: Path) -> None:
@@ -165,8 +159,6 @@ def test_what_should_not_be_shared_is_refused_before_anything_is_sent(hub, tmp_p
 
 
 # -- what this package has to push ------------------------------------------------------------------------------------
-
-
 @pytest.mark.full
 def test_other_folders_of_this_package_go_up_and_come_down(hub, tmp_path):
     models = Path(shutil.copytree(demo.FOLDER, tmp_path / "models", ignore=shutil.ignore_patterns("sprinter_head")))
@@ -201,8 +193,6 @@ def test_a_copy_of_each_ready_folder_can_be_pushed(tmp_path):
 
 
 # -- the errors that the Hub's users know -------------------------------------------------------------------------------
-
-
 LOADERS = (Head.from_pretrained, LossyPolicy.from_pretrained, pull)
 
 
@@ -340,8 +330,6 @@ def test_a_damaged_download_is_downloaded_again(hub, hf_lossy):
 
 
 # -- a README.md that somebody wrote ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "save", [lambda seed, folder: linear(seed).save_pretrained(folder),
              lambda seed, folder: Sprinter(linear(seed)).save_pretrained(folder)], ids=["head", "policy"],
@@ -363,8 +351,6 @@ def test_a_readme_that_somebody_wrote_stays(tmp_path, save):
 
 
 # -- what is uploaded ----------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def secret(tmp_path):
     file = tmp_path / "id_rsa"

@@ -199,8 +199,6 @@ def test_every_field_of_the_openai_client_is_known():
 
 
 # -- messages -----------------------------------------------------------------------------------------------------------
-
-
 CALLED = {"id": "1", "function": {"name": "f", "arguments": "{}"}}
 
 
@@ -307,9 +305,6 @@ def test_a_developers_message_is_the_systems_where_there_is_no_such_role():
         ({"default": DEVELOPER, "tool_use": ANY}, "<developer>brief</><user>hi</>"),
     ):
         assert render(template, ("developer", "brief"), ("user", "hi")) == expected
-
-
-def test_a_message_that_would_be_left_out_is_refused():
     for template, role, says in (
         (NO_SYSTEM, "developer", "leaves out a message of role 'developer'"),
         (NO_SYSTEM, "system", "leaves out a message of role 'system'"),

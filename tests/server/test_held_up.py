@@ -72,10 +72,6 @@ def test_a_request_that_does_not_come_in_full_is_ended(models):
         with connect(service.port) as client:  # announced too long: refused before it comes
             client.sendall(head("/v1/completions", MOST_BYTES + 1, "k"))
             assert client.recv(65536).startswith(b"HTTP/1.1 413 ")
-
-
-def test_a_request_that_is_slow_but_in_time_is_answered(models):
-    """Also the second one of a connection, whose time begins with its first byte."""
     with serving(models, reading=5) as service, connect(service.port) as client:
         for _ in range(2):
             for byte in GET:
@@ -148,7 +144,7 @@ def test_nonsense_behind_a_request_ends_its_stream(models):
         assert not lines
 
 
-def test_connections_are_bounded(models):
+def test_connections_are_bounded(models, monkeypatch):
     with serving(models, connections=4) as service, logged() as lines:
         held = [connect(service.port) for _ in range(4)]
         for client in held:
@@ -161,9 +157,6 @@ def test_connections_are_bounded(models):
         for client in held:
             client.close()
         assert service.client().models.list().data
-
-
-def test_connections_are_fewer_than_the_files_that_may_be_open(monkeypatch):
     resource = pytest.importorskip("resource")
     for files, most in (
         (100, 50), (1024, 512), (10**6, 272 + MOST_OTHERS), (resource.RLIM_INFINITY, 272 + MOST_OTHERS),

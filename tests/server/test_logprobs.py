@@ -85,7 +85,7 @@ def test_a_chat_has_those_of_a_plain_forward(models, running, name):
     )
 
 
-def test_a_completion_has_them_by_token(models, running):
+def test_a_completion_has_them_by_token(models, running, monkeypatch):
     given = {"model": "demo", "prompt": [PROMPT, "Paris"], "max_tokens": 12, "temperature": 1.0, "seed": 5, "n": 2}
     create = running.client().completions.create
     choices = create(**given, logprobs=3).choices
@@ -101,6 +101,11 @@ def test_a_completion_has_them_by_token(models, running):
             assert alone.text == choice.text and [*map(len, alone.logprobs.top_logprobs)] == [1] * len(found.tokens)
             assert alone.logprobs.token_logprobs == pytest.approx(found.token_logprobs, abs=1e-4)
     assert create(**given).choices[0].logprobs is None
+    monkeypatch.setattr("hf_lossy_assist.server.requests.MOST_LOGPROBS", 2**15)
+    many = {"logprobs": True, "top_logprobs": 20, "n": 64, "max_tokens": 64}
+    with pytest.raises(openai.BadRequestError, match="are more than 32768"):
+        messages = [{"role": "user", "content": PROMPT}]
+        running.client().chat.completions.create(model="demo", messages=messages, **many)
 
 
 def test_a_stop_text_cuts_them_with_the_text(models, running):
@@ -178,11 +183,3 @@ def test_the_bytes_of_tokens_that_are_no_characters():
             offsets += found["text_offset"]
         assert texts == " is big, don't don't and don't" and len(tokens) == len(ids)
         assert offsets == sorted(offsets) and texts[offsets[-4] :] == " don't" and texts[offsets[0] :] == texts
-
-
-def test_what_a_request_may_ask_for_has_bounds(running, monkeypatch):
-    monkeypatch.setattr("hf_lossy_assist.server.requests.MOST_LOGPROBS", 2**15)
-    many = {"logprobs": True, "top_logprobs": 20, "n": 64, "max_tokens": 64}
-    with pytest.raises(openai.BadRequestError, match="are more than 32768"):
-        messages = [{"role": "user", "content": PROMPT}]
-        running.client().chat.completions.create(model="demo", messages=messages, **many)

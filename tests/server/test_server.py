@@ -104,7 +104,7 @@ def test_streams_say_who_speaks_and_what_it_cost(models, running):
     assert client.chat.completions.create(**given | {"messages": parts}).choices[0].message.content == written
 
 
-def test_a_sampled_text_goes_by_its_seed(running):
+def test_a_sampled_text_goes_by_its_seed_and_temperature(running, models):
     client = running.client()
 
     def ask(seed):
@@ -117,10 +117,6 @@ def test_a_sampled_text_goes_by_its_seed(running):
     with ThreadPoolExecutor(6) as pool:
         found = list(pool.map(ask, [1, 2, 3, 1, 2, 3]))
     assert found[:3] == found[3:] and len(set(found)) == 3
-
-
-def test_texts_of_other_temperatures_are_apart(models):
-    """Whichever is asked for first."""
 
     def texts(temperatures):
         with serving(models, ("strict",), rows=4) as service:
@@ -368,8 +364,6 @@ def test_many_policies_do_not_stay(models):
 
 
 # -- drafters -----------------------------------------------------------------------------------------------------------
-
-
 def complete(client, prompt, policy="strict", **more):
     extra = {"lossy_policy": policy} | more.pop("extra_body", {})
     out = client.completions.create(

@@ -137,8 +137,6 @@ def test_what_compare_writes(setting, tmp_path):
 
 
 # -- pieces -------------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def tokenizer():
     """A token a byte."""

@@ -2,10 +2,8 @@
 
 import json
 import random
-from typing import Literal
 
 import openai
-import pydantic
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from support.scripted import scripted, write_script
@@ -260,21 +258,3 @@ def test_arguments_are_of_their_schema_whatever_the_model_would_write(model):
         assert name == "weather" and json.loads(arguments)["city"] in ("Paris", "Rome")
     content, calls, end = model.ask("The Paris", tool_choice=NAMED)
     assert (content, calls[0][0], json.loads(calls[0][1]), end) == (None, "clock", {}, "tool_calls")
-
-
-@pytest.mark.full
-def test_the_openai_client_parses_a_call(model):
-    """With the schema that the client makes of a pydantic model, and from a stream."""
-
-    class Weather(pydantic.BaseModel):
-        """The weather."""
-
-        city: Literal["Paris", "Rome"]
-
-    tools = [openai.pydantic_function_tool(Weather, name="weather")]
-    text = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
-    assert model.ask(text, tools=tools) == (None, [("weather", '{"city": "Rome"}')], "tool_calls")
-    body = {"model": "demo", "messages": [TURN], "temperature": 0, "max_tokens": 200, "tools": tools}
-    with model.running.client().chat.completions.stream(**body) as stream:
-        message = stream.get_final_completion().choices[0].message
-    assert message.tool_calls[0].function.parsed_arguments == Weather(city="Rome") and message.content is None

@@ -115,8 +115,6 @@ def test_what_prevents_an_end_is_killed(task, monkeypatch):
 
 
 # -- with a sandbox ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("closed", PLACES, ids=NAMES.get)
 def test_a_sandbox_has_no_network_no_home_and_no_other_process(tmp_path, closed):
     """And without one they are all there, which is why a warning says so."""
@@ -213,16 +211,7 @@ def test_programs_in_many_threads_do_not_mix(code):
     assert [found[i] == "passed" for i in range(6)] == [True, False] * 3
 
 
-def test_programs_are_equivalent_when_both_pass_or_both_do_not(code):
-    assert code.slow
-    assert code.same(ANY, "failed: invalid syntax", "failed: timed out") and code.same(ANY, "passed", "passed")
-    assert not code.same(ANY, "passed", "failed") and not code.same(ANY, "failed", "passed")
-    problem = code.problems()[0]
-    assert code.right(problem, "passed") is True and code.right(problem, "failed") is False
-    assert code.right(problem, None) is None
-
-
-def test_programs_to_be_completed(code):
+def test_programs_to_be_completed(code, tmp_path):
     task = CodeTask(code.path, timeout=2.0, chat=False, **ALLOWED)
     problem = task.problems()[0]
     assert problem.prompt == ADD["prompt"]
@@ -232,6 +221,15 @@ def test_programs_to_be_completed(code):
     assert task.extract(problem, FENCED.format("def add(a, b):\n    return a + b")) == "passed"
     assert task.extract(problem, "some words") == "failed: SyntaxError: invalid syntax"
     assert task.extract(problem, " \n") is None
+    path = rows(tmp_path / "bad.jsonl", {"prompt": "def f():", "test": "pass"})
+    with pytest.raises(ValueError, match="line 1: expected a text under 'entry_point', got the fields prompt, test"):
+        CodeTask(path, **ALLOWED).problems()
+    assert code.slow
+    assert code.same(ANY, "failed: invalid syntax", "failed: timed out") and code.same(ANY, "passed", "passed")
+    assert not code.same(ANY, "passed", "failed") and not code.same(ANY, "failed", "passed")
+    problem = code.problems()[0]
+    assert code.right(problem, "passed") is True and code.right(problem, "failed") is False
+    assert code.right(problem, None) is None
 
 
 def test_the_rows_of_human_eval():
@@ -244,9 +242,3 @@ def test_the_rows_of_human_eval():
         problems[0], "    return any(abs(a - b) < threshold for i, a in enumerate(numbers) for b in numbers[:i])"
     )
     assert answer == "passed"
-
-
-def test_code_rows_must_be_whole(tmp_path):
-    path = rows(tmp_path / "bad.jsonl", {"prompt": "def f():", "test": "pass"})
-    with pytest.raises(ValueError, match="line 1: expected a text under 'entry_point', got the fields prompt, test"):
-        CodeTask(path, **ALLOWED).problems()

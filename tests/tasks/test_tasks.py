@@ -33,8 +33,6 @@ def patient(monkeypatch):
 
 
 # The base
-
-
 def test_a_response_is_cut_at_the_first_end(gsm):
     task = GSM8K(gsm, shots=8)
     assert task.cut("I do not know.\n\nQuestion: more?") == "I do not know.\n"
@@ -105,9 +103,7 @@ def test_a_text_file_has_a_prompt_per_line(tmp_path):
 
 
 # Demo and exact
-
-
-def test_demo_task():
+def test_demo_and_exact_task(tmp_path):
     task = DemoTask("calibration", 5)
     wanted = demo_problems(3, 5, "calibration")
     problems = task.problems(3)
@@ -123,9 +119,6 @@ def test_demo_task():
     assert len(DemoTask().problems()) == 1000
     with pytest.raises(ValueError, match="split"):
         DemoTask("train2")
-
-
-def test_exact_task(tmp_path):
     path = rows(tmp_path / "lines.jsonl", {"prompt": "p", "answer": "the  end"}, {"question": "q"})
     task = load_task(str(path))
     assert isinstance(task, ExactTask)
@@ -138,8 +131,6 @@ def test_exact_task(tmp_path):
 
 
 # Numbers and formulas
-
-
 def test_gsm8k_extraction(gsm):
     for response, answer in (
         ("So 2 + 2 = 4. The final answer is 4.", "4"), ("The final answer is 4. I hope that helps; ask 3 more.", "4"),
@@ -263,8 +254,6 @@ def test_math_task(tmp_path):
 
 
 # Names
-
-
 def test_tasks_by_name(gsm, tmp_path):
     task = load_task("gsm8k", data=gsm, shots=8)
     assert isinstance(task, GSM8K) and len(task.shots) == 8
@@ -306,9 +295,6 @@ def test_a_missing_package_is_one_line(gsm, monkeypatch):
         load_task("code", allow_code_execution=True, sandbox=False)
 
 
-# -- the papers' tasks and prompts --------------------------------------------------------------------------------------
-
-
 TALK = {
     "id": "a_0",
     "conversations": [
@@ -323,8 +309,6 @@ UNASKED = {"id": "c_0", "conversations": []}
 
 
 # Where rows come from
-
-
 def test_a_path_comes_first_and_the_hub_last(monkeypatch, tmp_path):
     """And what is learnt from is the training split."""
     for name, row, split, names, prompt in (
@@ -347,8 +331,6 @@ def test_a_path_comes_first_and_the_hub_last(monkeypatch, tmp_path):
 
 
 # Prompts
-
-
 def test_speed_benchs_rows(tmp_path):
     parquet, pa = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
     parquet.write_table(pa.Table.from_pylist([{"turns": ["Read this.", "And this."]}]), tmp_path / "test.parquet")

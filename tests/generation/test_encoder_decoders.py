@@ -16,13 +16,8 @@ from hf_lossy_assist.models.facts import CACHE, facts_of
 
 
 NEW, NEVER = 20, 102
-SETTINGS = {
-    "max_new_tokens": NEW,
-    "do_sample": False,
-    "eos_token_id": NEVER,
-    "pad_token_id": encoded.PAD,
-    "num_beams": 1,
-}
+ENDS = {"eos_token_id": NEVER, "pad_token_id": encoded.PAD}
+SETTINGS = {"max_new_tokens": NEW, "do_sample": False, "num_beams": 1} | ENDS
 
 
 @cache
@@ -110,12 +105,8 @@ def test_the_cache_of_one_row_goes_on_in_transformers(name):
     cache = cache_of(first)
     assert isinstance(cache, EncoderDecoderCache) and cache.get_seq_length() == 9
     mask = torch.ones_like(first.sequences)  # from which `generate` tells what the cache holds
-    more = {
-        "decoder_input_ids": first.sequences,
-        "decoder_attention_mask": mask,
-        CACHE: cache,
-        "max_new_tokens": NEW - 9,
-    }
+    start = {"decoder_input_ids": first.sequences, "decoder_attention_mask": mask}
+    more = start | {CACHE: cache, "max_new_tokens": NEW - 9}
     assert torch.equal(model.generate(**inputs, **SETTINGS | more), reference(name, 1))
 
 

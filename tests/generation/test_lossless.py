@@ -35,7 +35,7 @@ def parallel(target):
 
 
 def foreign(target):
-    """Ids are the target's words in reverse order, with the weights moved to match."""
+    """Its ids are the target's words in reverse order."""
     draft, order = near(target), torch.cat([torch.arange(4), torch.arange(4, tiny.VOCABULARY).flip(0)])
     with torch.no_grad():
         for weight in (draft.get_input_embeddings().weight, draft.get_output_embeddings().weight):
@@ -68,26 +68,17 @@ DRAFTERS = {
 }
 WITHOUT_MODEL = {"suffix", "prompt lookup", "mtp", "foreign"}  # which stops could ask
 POLICIES = {
-    "strict": "strict",
-    "svip": hla.SVIP(h=0.6),
-    "constant": hla.Constant(7),
+    "strict": "strict", "svip": hla.SVIP(h=0.6), "constant": hla.Constant(7),
     "fallback": hla.LossyPolicy(stop=hla.Fallback(hla.Constant(3), wait=2)),
-}
+}  # fmt: skip
 PADS = {
-    "one": (0,),
-    "one token": (8,),
-    "even": (0, 0),
-    "ragged": (0, 3, 8, 5),
-    "right": (0, 3, 8, 5),
-    "holes": (0, 3),
-    "cache": (0,),
+    "one": (0,), "one token": (8,), "even": (0, 0), "ragged": (0, 3, 8, 5), "right": (0, 3, 8, 5), "holes": (0, 3), "cache": (0,),
     "embeddings": (0, 3),
-}
+}  # fmt: skip
 DECODING = {
-    "greedy": {"do_sample": False},
-    "sampled": {"do_sample": True, "top_k": 1},
+    "greedy": {"do_sample": False}, "sampled": {"do_sample": True, "top_k": 1},
     "processors": {"do_sample": False, "repetition_penalty": 1.3, "no_repeat_ngram_size": 2},
-}
+}  # fmt: skip
 ENDS = {"length": tiny.NEVER_EMITTED, "end tokens": list(range(4, 24))}
 AXES = {
     "drafter": tuple(DRAFTERS),
@@ -113,7 +104,8 @@ def allowed(row):
 
 
 ROWS = cover_pairs(AXES, allowed)
-QUICK = 30  # these hold most pairs
+QUICK, FULL = 30, [pytest.mark.full]  # the first ones hold most pairs
+CASES = [pytest.param(row, id=", ".join(row.values()), marks=FULL * (n >= QUICK)) for n, row in enumerate(ROWS)]
 
 
 @pytest.fixture(scope="module")
@@ -146,9 +138,8 @@ def prompts(target, kind):
         plain, width = {"inputs_embeds": embeds, "attention_mask": plain["attention_mask"]}, 0
         given = plain
     elif kind == "cache":
-        first = target.generate(
-            **plain, max_new_tokens=5, do_sample=False, eos_token_id=None, return_dict_in_generate=True
-        )
+        settings = {"max_new_tokens": 5, "do_sample": False, "eos_token_id": None, "return_dict_in_generate": True}
+        first = target.generate(**plain, **settings)
         ids = torch.cat([first.sequences, torch.tensor([[7, 8, 9]])], dim=1)
         plain, width = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}, ids.shape[1]
         given = plain | {CACHE: copy.deepcopy(cache_of(first))}
@@ -171,13 +162,7 @@ def written(target, entry, inputs, drafting, policy, settings):
 
 @pytest.mark.filterwarnings("ignore:Passing .*with .inputs_embeds.:UserWarning")
 @pytest.mark.filterwarnings("ignore:generate_many writes one text at a time here. RetokenizingRun:UserWarning")
-@pytest.mark.parametrize(
-    "row",
-    [
-        pytest.param(row, id=", ".join(row.values()), marks=[pytest.mark.full] * (n >= QUICK))
-        for n, row in enumerate(ROWS)
-    ],
-)
+@pytest.mark.parametrize("row", CASES)
 def test_the_text_is_the_targets(target_of, row):
     target = target_of(row["target"])
     if row["target"] == "mtp" and not STATE_DRAFTS:

@@ -91,14 +91,12 @@ class Cap(LogitsProcessor):
         return scores.clamp(max=3.0)
 
 
+PENALTY = RepetitionPenaltyLogitsProcessor
 BOTH = {
-    "two classes": ([Push(5, 9.0)], [Cap()]),
-    "two classes, turned": ([Cap()], [Push(5, 9.0)]),
-    "one class": ([Push(1)], [Push(2)]),
-    "one in place of a default": ([RepetitionPenaltyLogitsProcessor(1.8)], [Push(2)]),
-    "both in place of a default": ([RepetitionPenaltyLogitsProcessor(1.8)], [RepetitionPenaltyLogitsProcessor(3.0)]),
+    "two classes": ([Push(5, 9.0)], [Cap()]), "two classes, turned": ([Cap()], [Push(5, 9.0)]), "one class": ([Push(1)], [Push(2)]),
+    "one in place of a default": ([PENALTY(1.8)], [Push(2)]), "both in place of a default": ([PENALTY(1.8)], [PENALTY(3.0)]),
     "a warper": ([TopKLogitsWarper(40), Cap()], [Push(5, 9.0)]),
-}
+}  # fmt: skip
 
 
 ALONE = {"min_new_tokens": 3, "max_tokens": 12}  # which are written one by one

@@ -101,22 +101,20 @@ def test_memory_that_runs_out_while_rows_leave_loses_no_text(pair, monkeypatch):
     assert together(pair, prompts(), max_rows=6) == expected and ran
 
 
+DRAWN = {"do_sample": True, "temperature": 1.3, "top_k": 0, "seed": 5}
+COUNTED = hla.LossyPolicy(hla.Limited(hla.TopK(5), per_request=2))
+
+
 @pytest.mark.filterwarnings("ignore:generate_many. memory ran out", "ignore:.*this policy is lossy")
-@pytest.mark.parametrize(
-    ("policy", "settings"),
-    [
-        (hla.Constant(3), {"do_sample": True, "temperature": 1.3, "top_k": 0, "seed": 5}),
-        (hla.LossyPolicy(hla.Limited(hla.TopK(5), per_request=2)), {}),
-    ],
-    ids=["random numbers", "what a rule counts"],
-)
 @pytest.mark.parametrize("where", ["verify", "commit"])
-def test_memory_that_runs_out_in_a_round_changes_no_text(pair, monkeypatch, policy, settings, where):
-    settings = {"max_rows": 4, "eos_token_id": None} | settings
-    expected = together(pair, prompts(), policy, **settings)
-    count = iter(range(1000))
-    ran = oom_once(monkeypatch, loop, where, lambda *_: next(count) == 1)
-    assert together(pair, prompts(), policy, **settings) == expected and ran
+def test_memory_that_runs_out_in_a_round_changes_no_text(pair, monkeypatch, where):
+    """Neither its random numbers nor what a rule counts."""
+    for policy, settings in ((hla.Constant(3), DRAWN), (COUNTED, {})):
+        given = {"max_rows": 4, "eos_token_id": None} | settings
+        expected, count = together(pair, prompts(), policy, **given), iter(range(1000))
+        with monkeypatch.context() as patch:
+            ran = oom_once(patch, loop, where, lambda *_, count=count: next(count) == 1)
+            assert together(pair, prompts(), policy, **given) == expected and ran
 
 
 @pytest.mark.filterwarnings("ignore:generate_many. memory ran out")

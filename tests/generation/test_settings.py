@@ -57,13 +57,8 @@ def test_none_at_the_call_switches_off_what_the_models_config_says(target, draft
     ours = {"assistant_model": draft, "lossy_policy": "strict"}
     assert torch.equal(target.generate(**one(), **settings, **ours), expected)
     target.generation_config.top_k = 2
-    ours |= {
-        "do_sample": True,
-        "top_k": None,
-        "max_new_tokens": 1,
-        "output_scores": True,
-        "return_dict_in_generate": True,
-    }
+    ours |= {"do_sample": True, "top_k": None, "max_new_tokens": 1}
+    ours |= {"output_scores": True, "return_dict_in_generate": True}
     assert target.generate(**one(), **ours).scores[0].isfinite().all()
 
 

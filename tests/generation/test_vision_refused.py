@@ -84,12 +84,8 @@ def test_audio_is_read_as_pictures_are():
 def test_layers_that_keep_a_picture_in_the_cache_are_refused_and_their_text_is_not():
     """Mllama's cross-attention holds the picture's keys where the others hold the text's."""
     small = {"cross_attention_layers": [1], "num_hidden_layers": 3}
-    eye = {
-        "vision_output_dim": 64,
-        "intermediate_layers_indices": [0],
-        "supported_aspect_ratios": [[1, 1]],
-        "max_num_tiles": 1,
-    }
+    eye = {"vision_output_dim": 64, "intermediate_layers_indices": [0], "max_num_tiles": 1}
+    eye |= {"supported_aspect_ratios": [[1, 1]]}
     changes = {"text_config": small, "vision_config": eye, "image_token_index": IMAGE}
     model = hla.enable(tiny_model("mllama", "image-text", "sdpa", 0, **changes))
     for text in (one(vocab=90), ragged(vocab=90)):

@@ -92,19 +92,10 @@ WAYS = {
     "switched": (lambda: adapted(1), switched),
     "rescaled": (lambda: adapted(1), rescaled),
 }  # fmt: skip
-NIGHTLY = {
-    "module replaced",
-    "activation replaced",
-    "merged",
-    "unloaded",
-    "switched",
-    "rescaled",
-    "dtype",
-    "taken out",
-}
+QUICK = {"load_state_dict", "in place", ".data", "optimizer", "hotswap"}
 
 
-@pytest.fixture(params=[pytest.param(way, marks=[pytest.mark.nightly] * (way in NIGHTLY)) for way in WAYS])
+@pytest.fixture(params=[pytest.param(way, marks=[pytest.mark.nightly] * (way not in QUICK)) for way in WAYS])
 def way(request, tmp_path):
     make, change = WAYS[request.param]
     model = hla.enable(make())
@@ -123,19 +114,13 @@ def prompts(common, count=6):
     return [begin + small.one(3 + n, seed=n)["input_ids"][0].tolist() for n, begin in enumerate(begins)]
 
 
-@pytest.mark.parametrize(
-    "rows, common, draft",
-    [
-        (1, True, {"assistant_model": 0}),
-        pytest.param(3, False, {"assistant_model": 0}, marks=pytest.mark.full),
-        pytest.param(3, True, {"drafter": "suffix"}, marks=pytest.mark.full),
-    ],
-)
-def test_open_generate_many(way, rows, common, draft):
+@pytest.mark.full(every=3)
+@pytest.mark.parametrize("rows, common, drafter", [(1, True, None), (3, False, None), (3, True, "suffix")])
+def test_open_generate_many(way, rows, common, drafter):
     """Each text that comes after the change is that of the new weights."""
     (model, change), texts = way, prompts(common)
     limits = [2 + 7 * n for n in range(len(texts))]  # so that no other text ends in the first one's last round
-    draft = {name: value or small.near(small.llama()) for name, value in draft.items()}
+    draft = {"drafter": drafter} if drafter else {"assistant_model": small.near(small.llama())}
     requests = [{"prompt": text, "max_new_tokens": limit} for text, limit in zip(texts, limits, strict=True)]
     results = hla.generate_many(model, requests, lossy_policy=hla.Constant(2), max_rows=rows, do_sample=False, **draft)
     first, old = next(results), [alone(model, *pair) for pair in zip(texts, limits, strict=True)]

@@ -292,11 +292,6 @@ def test_a_bare_name_is_a_policy_or_is_refused_with_what_it_takes():
             assert error is None or re.search(line, str(error)), name
 
 
-def test_a_rule_by_its_bare_name_writes_what_the_object_writes():
-    texts = [generate(lossy_policy=policy) for policy in ("block_verification", hla.BlockVerification())]
-    assert texts[0].equal(texts[1])
-
-
 def test_a_name_without_an_organisation_is_not_looked_up_on_the_hub(hub):
     for kind in (hla.Head, hla.Profile, hla.LossyPolicy):
         with pytest.raises(ValueError, match=r"no folder 'my_haed' here.*org/name"):

@@ -17,12 +17,8 @@ from hf_lossy_assist.models.facts import CACHE
 
 AttentionInterface.register("of a user", sdpa_attention_forward)
 AttentionMaskInterface.register("of a user", sdpa_mask)
-SETTINGS = {
-    "max_new_tokens": 24,
-    "do_sample": False,
-    "eos_token_id": tiny.NEVER_EMITTED,
-    "return_dict_in_generate": True,
-}
+SETTINGS = {"max_new_tokens": 24, "do_sample": False, "return_dict_in_generate": True}
+SETTINGS |= {"eos_token_id": tiny.NEVER_EMITTED}
 STANDS = r"^LlamaForCausalLM cannot be decoded in rows \(its attention implementation is 'of a user'"
 SAID = STANDS + r"[^\n]*\): Transformers' own assisted loop runs the policy, one row a call$"
 

@@ -237,11 +237,9 @@ def test_other_weights_under_the_same_name_only_warn():
             head.check(model, draft())
     for run in (
         lambda: assisted(target(), prompts((9, 4)), tuned, head),
-        lambda: list(
-            hla.generate_many(target(), [[5, 6]], assistant_model=tuned, lossy_policy=head, max_new_tokens=3)
-        ),
+        lambda: list(hla.generate_many(target(), [[5, 6]], assistant_model=tuned, lossy_policy=head, max_new_tokens=3)),
         lambda: target().generate(**prompts((9,)), custom_generate=hla.Runner(head, tuned), max_new_tokens=3),
-    ):
+    ):  # fmt: skip
         with pytest.warns(UserWarning, match=line.format("draft", "other weights under the same name")):
             run()
     linear(identities().config).check(tuned, tuned)  # heads of older versions do not say

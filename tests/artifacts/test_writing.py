@@ -11,16 +11,16 @@ from hf_lossy_assist.artifacts.files import check_file, check_new, new_folder, w
 
 
 FULL = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is full")
-COMMANDS = (
-    "collect", "collect --for eagle3", "mine", "profile", "compare", "tune", "fit sprinter data", "fit specdec data", "fit autojudge data",
-    "fit eagle3 data", "fit dspark data", "pull nobody/nothing --local-files-only",
-)  # fmt: skip
 
 
 def test_a_link_that_leads_nowhere_and_a_missing_folder_are_refused_before_the_work(hf_lossy, tmp_path):
     out = tmp_path / "out"
     out.symlink_to(tmp_path / "gone")
-    for command in COMMANDS:
+    for command in (
+        "collect", "collect --for eagle3", "mine", "profile", "compare", "tune", "fit sprinter data",
+        "fit specdec data", "fit autojudge data", "fit eagle3 data", "fit dspark data",
+        "pull nobody/nothing --local-files-only",
+    ):  # fmt: skip
         line = hf_lossy(*command.split(), "--out", out).line
         assert line.startswith(f"hf-lossy: {out} exists: choose another --out, or delete it"), command
         assert os.listdir(tmp_path) == ["out"]

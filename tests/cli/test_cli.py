@@ -60,25 +60,22 @@ def test_sampling_is_reproducible_by_seed(hf_lossy):
     assert ids[0] == ids[1] != ids[2]
 
 
-WRONG = [
-    (["--policy", "svpi"], "svip"), (["--policy", '{"stop": {"name": "svip", "hh": 1}}'], "hh"),
-    (["--policy", "nowhere.json"], "nowhere.json"), (["--prompts", "nowhere.jsonl"], "nowhere.jsonl"),
-    (["--model", "somewhere", "--prompt", "a"], "model and assistant: expected both"),
-    (["--dtype", "float7"], "float7"), (["--device", "tpu9"], "tpu9"),
-    (["--device", "meta"], "device 'meta' cannot be used here"),
-    (["--dtype", "int8", "--device", "cuda"], "pass device cpu"),
-    (["--model", "/nonexistent/model"], "/nonexistent/model"),
-    (["--model", "/nonexistent/model", "--assistant", "/nonexistent/model", "--prompt", "a"], "/nonexistent/model"),
-    (["--prompt", " "], "empty"), (["--temperature", "2"], "are for --do-sample: pass it"),
-    (["--drafter", "sufix"], "suffix"), (["--drafter", '{"name":'], "JSON"),
-    (["--drafter", "suffix", "--policy", "target"], "leave --drafter out"),
-    (["--drafter", "suffix", "--policy", "svip"], "a stop that plans ahead"),
-    *((["--set", given], says) for given, says in CANNOT_BE_SET),
-]  # fmt: skip
-
-
 def test_wrong_arguments_give_one_line_and_exit_code_2(hf_lossy):
-    for arguments, says in WRONG:
+    for arguments, says in (
+        (["--policy", "svpi"], "svip"), (["--policy", '{"stop": {"name": "svip", "hh": 1}}'], "hh"),
+        (["--policy", "nowhere.json"], "nowhere.json"), (["--prompts", "nowhere.jsonl"], "nowhere.jsonl"),
+        (["--model", "somewhere", "--prompt", "a"], "model and assistant: expected both"),
+        (["--dtype", "float7"], "float7"), (["--device", "tpu9"], "tpu9"),
+        (["--device", "meta"], "device 'meta' cannot be used here"),
+        (["--dtype", "int8", "--device", "cuda"], "pass device cpu"),
+        (["--model", "/nonexistent/model"], "/nonexistent/model"),
+        (["--model", "/nonexistent/model", "--assistant", "/nonexistent/model", "--prompt", "a"], "/nonexistent/model"),
+        (["--prompt", " "], "empty"), (["--temperature", "2"], "are for --do-sample: pass it"),
+        (["--drafter", "sufix"], "suffix"), (["--drafter", '{"name":'], "JSON"),
+        (["--drafter", "suffix", "--policy", "target"], "leave --drafter out"),
+        (["--drafter", "suffix", "--policy", "svip"], "a stop that plans ahead"),
+        *((["--set", given], says) for given, says in CANNOT_BE_SET),
+    ):  # fmt: skip
         done = hf_lossy("generate", *arguments)
         assert says in done.line and done.out == "", arguments
 
@@ -110,22 +107,19 @@ def test_the_policies_and_one_in_full(hf_lossy, monkeypatch):
     assert hf_lossy("-h").out == hf_lossy("--help").out
 
 
-MISTYPED = [
-    (["genrate"], "generate"), (["generate", "--max-new-tokens", "x"], "--max-new-tokens"),
-    (["generate", "--prompt"], "--prompt"), (["generate", "--promt", "x"], "--promt"),
-    (["fit", "sprinter", "data"], "--out"), (["fit", "sprinter"], "data"), (["pull", "org/name", "extra"], "extra"),
-    (["policies", "--kind", "x" * 5000], "--kind"), (["policies", "--kind", "\x1b[31mred\x07"], "--kind"),
-    (["fit", "specdec", "y" * 5000, "--out", "z"], "yyy"), (["generate", "--policy", LONG], "xxx"),
-    (["generate", "--policy", f"sprinter:head={LONG}"], "xxx"),
-    (["generate", "--model", LONG, "--assistant", "x", "--prompt", "x"], "xxx"),
-    (["generate", "--prompts", LONG], "xxx"), (["generate", "--drafter", LONG], "xxx"),
-    (["generate", f"--{LONG}"], "xxx"), (["report", LONG], "xxx"), (["collect", "--out", LONG], "xxx"),
-    (["serve", "--policies", LONG], "xxx"),
-]  # fmt: skip
-
-
 def test_a_mistyped_command_is_one_line_of_300_characters(hf_lossy):
-    for arguments, says in MISTYPED:
+    for arguments, says in (
+        (["genrate"], "generate"), (["generate", "--max-new-tokens", "x"], "--max-new-tokens"),
+        (["generate", "--prompt"], "--prompt"), (["generate", "--promt", "x"], "--promt"),
+        (["fit", "sprinter", "data"], "--out"), (["fit", "sprinter"], "data"), (["pull", "org/name", "extra"], "extra"),
+        (["policies", "--kind", "x" * 5000], "--kind"), (["policies", "--kind", "\x1b[31mred\x07"], "--kind"),
+        (["fit", "specdec", "y" * 5000, "--out", "z"], "yyy"), (["generate", "--policy", LONG], "xxx"),
+        (["generate", "--policy", f"sprinter:head={LONG}"], "xxx"),
+        (["generate", "--model", LONG, "--assistant", "x", "--prompt", "x"], "xxx"),
+        (["generate", "--prompts", LONG], "xxx"), (["generate", "--drafter", LONG], "xxx"),
+        (["generate", f"--{LONG}"], "xxx"), (["report", LONG], "xxx"), (["collect", "--out", LONG], "xxx"),
+        (["serve", "--policies", LONG], "xxx"),
+    ):  # fmt: skip
         done = hf_lossy(*arguments)
         line = done.line
         assert done.out == "" and says in line, arguments

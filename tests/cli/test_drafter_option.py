@@ -35,21 +35,18 @@ def test_profile_and_tune(hf_lossy, tmp_path):
     assert hf_lossy("tune", *WITH, *options, "--limit", 6, "--max-new-tokens", 64).code == 0
 
 
-REFUSED = [
-    (("generate", "--drafter", "demo", *DEMO, "--prompt", "a"), "leave assistant out"),
-    (("generate", "--drafter", "demo", "--model", demo.FOLDER / "draft", "--prompt", "a"), "another target's"),
-    (("compare", "--drafter", "composite", "--no-static"), "drafts beside a draft model: it is for hf-lossy generate and serve"),
-    (("collect", "--for", "eagle3", "--drafter", "demo", "--out", "x"), "--for eagle3: the target alone answers"),
-    (("mine", "--drafter", "demo", "--out", "x"), "needs a draft model"),
-    (("collect", "--drafter", "demo", "--out", "x"), "needs a draft model"),
-    (("compare", "--drafter", "demo", "--compile"), "are not compiled"),
-    (("profile", "--drafter", "demo", "--companion", "int8", "--out", "x", "--limit", "2"), "is the draft model in int8"),
-]  # fmt: skip
-
-
 def test_refusals(hf_lossy, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for given, message in REFUSED:
+    for given, message in (
+        (("generate", "--drafter", "demo", *DEMO, "--prompt", "a"), "leave assistant out"),
+        (("generate", "--drafter", "demo", "--model", demo.FOLDER / "draft", "--prompt", "a"), "another target's"),
+        (("compare", "--drafter", "composite", "--no-static"), "drafts beside a draft model: it is for hf-lossy generate and serve"),
+        (("collect", "--for", "eagle3", "--drafter", "demo", "--out", "x"), "--for eagle3: the target alone answers"),
+        (("mine", "--drafter", "demo", "--out", "x"), "needs a draft model"),
+        (("collect", "--drafter", "demo", "--out", "x"), "needs a draft model"),
+        (("compare", "--drafter", "demo", "--compile"), "are not compiled"),
+        (("profile", "--drafter", "demo", "--companion", "int8", "--out", "x", "--limit", "2"), "is the draft model in int8"),
+    ):  # fmt: skip
         assert message in hf_lossy(*given).line
     for command in ("generate", "serve", "compare", "tune", "collect"):  # no draft, whichever is asked
         out = ("--out", "out") if command == "collect" else ()

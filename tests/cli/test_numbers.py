@@ -96,19 +96,16 @@ def nested(parts, level, depth):
     return inner
 
 
-NESTED = [
-    ("rule", ("strict", {"name": "top_k", "k": 2}), lambda a, b: {"name": "union", "rules": [a, b]}),
-    ("rule", ({"name": "top_k", "k": 2}, None), lambda a, _: {"name": "limited", "rule": a, "per_request": 2}),
-    ("stop", ("svip", "constant"), lambda a, b: {"name": "any_of", "stops": [a, b]}),
-    ("stop", ("svip", "constant"), lambda a, b: {"name": "all_of", "stops": [b, a]}),
-    ("stop", ("svip", None), lambda a, _: {"name": "at_least", "stop": a}),
-]
-
-
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy:UserWarning")
 def test_parts_inside_one_another():
     """Each level asks the next one a few times: what they need is worked out once, or 18 of them take seconds, and 400 never end."""
-    for seam, parts, level in NESTED:
+    for seam, parts, level in (
+        ("rule", ("strict", {"name": "top_k", "k": 2}), lambda a, b: {"name": "union", "rules": [a, b]}),
+        ("rule", ({"name": "top_k", "k": 2}, None), lambda a, _: {"name": "limited", "rule": a, "per_request": 2}),
+        ("stop", ("svip", "constant"), lambda a, b: {"name": "any_of", "stops": [a, b]}),
+        ("stop", ("svip", "constant"), lambda a, b: {"name": "all_of", "stops": [b, a]}),
+        ("stop", ("svip", None), lambda a, _: {"name": "at_least", "stop": a}),
+    ):  # fmt: skip
         assert hla.as_policy({seam: nested(parts, level, 16)}).to_dict()
         for deep in (17, 400):
             with pytest.raises(ValueError, match="inside one another") as error:

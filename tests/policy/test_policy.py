@@ -177,28 +177,25 @@ def test_every_name_whose_parameters_are_numbers_has_one():
     assert tried == 2
 
 
-WRONG = (
-    ("top_k:k=3+typical", "names two rules; any_of and all_of join stops, union joins rules"),
-    ("svip+constant", "names two stops"), ("svip,strict", "unknown policy 'svip,strict'. Did you mean"),
-    ("svip+strictt", "unknown policy 'strictt'. Did you mean 'strict'"),
-    ("zzz(h=0.1)", "parameters and parts are written as in top_k:k=4+svip"),
-    ("svip:hh=1", "the stop svip takes h, c, form, max_draft: got an unexpected keyword argument 'hh'"),
-    ("svip+", "joined by + as in top_k:k=4+svip, got 'svip+' in 'svip+'"),
-    ("+svip", "unknown policy '+svip'. Did you mean 'svip'"), ("svip+fallback:x=2", "the stop fallback takes stop, "),
-    ("svip+fallback+fallback", "names two fallbacks"),
-    ("top_k+svip", "the rule top_k takes k: missing a required argument: 'k'"),
-    ("top_k:k=", "expected name:parameter=value,…, each once, joined by + as in top_k:k=4+svip, got 'top_k:k='"),
-    ("top_k:", "expected name:parameter=value"),
-    ("top_k:k=3,k=4", "each once, joined by + as in top_k:k=4+svip, got 'top_k:k=3,k=4'"),
-    ("top_k:k=four", "got 'four'"),
-    ("sprinter:threshold=0.7", "the method sprinter takes head, threshold, max_draft, patience: missing a required argument: 'head'"),
-    ("svip+sprinter:head=x", "the method sprinter stands first"),
-    ("sprinter:tau=0.7,head=x", "unexpected keyword argument 'tau'"),
-)  # fmt: skip
-
-
 def test_a_wrong_short_form_is_refused_in_one_line():
-    for text, message in WRONG:
+    for text, message in (
+        ("top_k:k=3+typical", "names two rules; any_of and all_of join stops, union joins rules"),
+        ("svip+constant", "names two stops"), ("svip,strict", "unknown policy 'svip,strict'. Did you mean"),
+        ("svip+strictt", "unknown policy 'strictt'. Did you mean 'strict'"),
+        ("zzz(h=0.1)", "parameters and parts are written as in top_k:k=4+svip"),
+        ("svip:hh=1", "the stop svip takes h, c, form, max_draft: got an unexpected keyword argument 'hh'"),
+        ("svip+", "joined by + as in top_k:k=4+svip, got 'svip+' in 'svip+'"),
+        ("+svip", "unknown policy '+svip'. Did you mean 'svip'"),
+        ("svip+fallback:x=2", "the stop fallback takes stop, "), ("svip+fallback+fallback", "names two fallbacks"),
+        ("top_k+svip", "the rule top_k takes k: missing a required argument: 'k'"),
+        ("top_k:k=", "expected name:parameter=value,…, each once, joined by + as in top_k:k=4+svip, got 'top_k:k='"),
+        ("top_k:", "expected name:parameter=value"),
+        ("top_k:k=3,k=4", "each once, joined by + as in top_k:k=4+svip, got 'top_k:k=3,k=4'"),
+        ("top_k:k=four", "got 'four'"),
+        ("sprinter:threshold=0.7", "the method sprinter takes head, threshold, max_draft, patience: missing a required argument: 'head'"),
+        ("svip+sprinter:head=x", "the method sprinter stands first"),
+        ("sprinter:tau=0.7,head=x", "unexpected keyword argument 'tau'"),
+    ):  # fmt: skip
         with pytest.raises((ValueError, TypeError), match=r"^[^\n]*$") as error:
             hla.as_policy(text)
         assert message in str(error.value), text

@@ -53,16 +53,14 @@ def slowed(model, seconds=0.1):
     return model.register_forward_pre_hook(lambda *_: time.sleep(seconds))
 
 
-UNFINISHED = [
-    (b"", None), (b"POST /v1/completions HTTP/1.1\r\nHo", None), (head("/v1/completions", 100, "k") + b"{", 408),
-    (head("/health", 100) + b"{", 405), (head("/v1/completions", 100, "wrong") + b"{", 401), (GET + GET[:9], 200),
-    (b"HEAD /health HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n", 200), (b"nonsense\r\n\r\n", 400),
-]  # fmt: skip
-
-
 def test_a_request_that_does_not_come_in_full_is_ended(models):
     with serving(models, key="k", reading=0.3) as service:
-        for sent, status in UNFINISHED:
+        for sent, status in (
+            (b"", None), (b"POST /v1/completions HTTP/1.1\r\nHo", None),
+            (head("/v1/completions", 100, "k") + b"{", 408), (head("/health", 100) + b"{", 405),
+            (head("/v1/completions", 100, "wrong") + b"{", 401), (GET + GET[:9], 200),
+            (b"HEAD /health HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n", 200), (b"nonsense\r\n\r\n", 400),
+        ):  # fmt: skip
             with connect(service.port) as client:
                 client.sendall(sent)
                 came = rest(client)  # which ends when the server closes

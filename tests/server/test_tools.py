@@ -178,35 +178,31 @@ def model(served):
 ANY_ARGUMENTS = {"type": "function", "function": {"name": "free", "parameters": {}}}
 FREE = '<tool_call>\n{"name": "free", "arguments": {"a": 1}}\n</tool_call>'
 NAMED = {"type": "function", "function": {"name": "clock"}}
-ANSWERED = [
-    ("The Paris", {}, ("The Paris", [], "stop")),
-    (f"I look.\n{CALL}", {}, ("I look.", [PARIS], "tool_calls")),
-    (f"{CALL}\n{TIME}", {}, (None, [PARIS, NOW], "tool_calls")),
-    (f"{CALL}\n{TIME}", {"parallel_tool_calls": False}, (None, [PARIS], "tool_calls")),
-    (CALL, {"max_tokens": 30}, ("", [], "length")),
-    (CALL, {"max_tokens": 60}, (None, [("weather", PARIS[1][:19])], "length")),
-    (CALL, {"tool_choice": "none"}, (CALL, [], "stop")),
-    (CALL, {"tool_choice": "required"}, (None, [PARIS], "tool_calls")),
-    (TIME, {"tool_choice": NAMED}, (None, [NOW], "tool_calls")),
-    (FREE, {"tools": [ANY_ARGUMENTS]}, (None, [("free", '{"a": 1}')], "tool_calls")),
-    (CALL, {"response_format": {"type": "json_object"}}, (None, [PARIS], "tool_calls")),
-    ('{"a": 1}', {"response_format": {"type": "json_object"}}, ('{"a": 1}', [], "stop")),
-]
 
 
 @pytest.mark.parametrize("stream", [pytest.param(False, marks=pytest.mark.full), True])
 def test_answers(model, stream):
-    for text, more, expected in ANSWERED:
+    for text, more, expected in (
+        ("The Paris", {}, ("The Paris", [], "stop")), (f"I look.\n{CALL}", {}, ("I look.", [PARIS], "tool_calls")),
+        (f"{CALL}\n{TIME}", {}, (None, [PARIS, NOW], "tool_calls")),
+        (f"{CALL}\n{TIME}", {"parallel_tool_calls": False}, (None, [PARIS], "tool_calls")),
+        (CALL, {"max_tokens": 30}, ("", [], "length")),
+        (CALL, {"max_tokens": 60}, (None, [("weather", PARIS[1][:19])], "length")),
+        (CALL, {"tool_choice": "none"}, (CALL, [], "stop")),
+        (CALL, {"tool_choice": "required"}, (None, [PARIS], "tool_calls")),
+        (TIME, {"tool_choice": NAMED}, (None, [NOW], "tool_calls")),
+        (FREE, {"tools": [ANY_ARGUMENTS]}, (None, [("free", '{"a": 1}')], "tool_calls")),
+        (CALL, {"response_format": {"type": "json_object"}}, (None, [PARIS], "tool_calls")),
+        ('{"a": 1}', {"response_format": {"type": "json_object"}}, ('{"a": 1}', [], "stop")),
+    ):  # fmt: skip
         assert model.ask(text, stream, **more) == expected, (text, more)
 
 
 def test_a_conversation_with_calls_and_answers():
     """The template is given what it is made for; what it leaves out is refused."""
     call = {
-        "id": "c1",
-        "type": "function",
-        "function": {"name": "weather", "arguments": '{"city": "Rome", "a": null}'},
-    }
+        "id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome", "a": null}'},
+    }  # fmt: skip
     turns = [TURN, {"role": "assistant", "content": None, "tool_calls": [call], "refusal": None}]
     turns.append({"role": "tool", "tool_call_id": "c1", "content": "cold"})
     text = render(make_tokenizer(), turns)

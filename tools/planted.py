@@ -101,6 +101,9 @@ FAULTS = (
     # Scheduler and server
     Fault("scheduler end tokens", "generation/scheduler.py", "other.row and other.row.end_tokens != request.row.end_tokens for other in others", "False for other in others", "generation/test_many_memory.py"),
     Fault("scheduler room", "generation/scheduler.py", "return math.inf if self.tokens is None else self.tokens - reserved - sum(request.longest for request in texts)", "return math.inf", "generation"),
+    Fault("server stop window", "server/detokenize.py", "max(self._searched - self.stops.reach, 0)", "self._searched", "server/test_stop_texts.py"),
+    Fault("server special whole", "server/detokenize.py", "if at in positions and at + size in positions", "if at in positions", "server/test_stop_texts.py"),
+    Fault("server offset of marks", "server/detokenize.py", "offsets.append(begin - self._marks)", "offsets.append(begin)", "server/test_stop_texts.py"),
     Fault("server tenants", "server/worker.py", "pool = self._pools.setdefault(request.tenant, SuffixMemory(POOL_TOKENS))", 'pool = self._pools.setdefault("", SuffixMemory(POOL_TOKENS))', "server"),
     Fault("server tenants' prompts", "server/routes.py", 'tenant = hashlib.sha256(http.headers.get("authorization", "").encode()).hexdigest()', 'tenant = ""', "server/test_server.py"),
     Fault("server stop texts", "server/detokenize.py", "end -= self.stops.count_begun(text)", "pass", "server/test_logprobs.py"),

@@ -11,11 +11,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 import hf_lossy_assist as hla
+from hf_lossy_assist.engine.call import TokenLogprobs
 from hf_lossy_assist.evaluation.arms import make_arms
 from hf_lossy_assist.evaluation.writer import DecodingSettings, TextWriter
 from hf_lossy_assist.methods.autojudge.dataset import make_rows
 from hf_lossy_assist.methods.autojudge.search import Mined, Mismatch
-from hf_lossy_assist.server.detokenize import AnswerText, StopTexts, TextChanged
+from hf_lossy_assist.server.detokenize import AnswerLogprobs, AnswerText, StopTexts, TextChanged, TokenTexts
 from hf_lossy_assist.server.routes import EventStream
 from hf_lossy_assist.tasks.load import ExactTask
 
@@ -134,6 +135,33 @@ def test_what_compare_writes(setting, tmp_path):
                 assert arm.kind != "assisted"
                 continue
             assert answer.text == text
+
+
+def test_a_stop_text_is_found_wherever_tokens_cut_it(setting):
+    """Token by token, nothing of it is shown; a text that is written again, after memory ran out, shows nothing twice."""
+    written = setting.ids(f"{PROMPT} Paris and" * 8)
+    spelled = setting.tokenizer.decode(setting.prompt + written).removeprefix(setting.tokenizer.decode(setting.prompt))
+    for begin, end in ((begin, begin + size) for begin in range(20, 60) for size in (1, 3, 8, 150)):
+        stop = spelled[begin:end]
+        answer = AnswerText(setting.tokenizer, StopTexts(setting.tokenizer, [stop, f"{STOP}zzz"]), setting.prompt)
+        want, out, counts = spelled[: spelled.index(stop)], "", [*range(1, 20), *range(15, len(written) + 1)]
+        for count in counts:
+            out += answer.more(written[:count], last=count == len(written))
+            assert want.startswith(out), stop
+            if answer.stopped:
+                break
+        assert (out, answer.stopped) == (want, True), stop
+
+
+def test_a_special_token_is_found_as_a_whole_and_has_no_place_in_the_shown_text(setting):
+    written = setting.new[:-1]
+    answer = AnswerText(
+        setting.tokenizer, StopTexts(setting.tokenizer, [f"d{STOP[:4]}", f"{STOP}zzz"]), setting.prompt
+    )
+    logprobs = AnswerLogprobs(answer, setting.prompt, TokenTexts(setting.tokenizer), chat=False)
+    assert answer.more(written, last=True) == TEXT and not answer.stopped
+    shown = logprobs.more(written, [TokenLogprobs(-1.0, [])] * len(written), last=True)
+    assert shown["text_offset"][-1] == TEXT.index(" big")
 
 
 # -- pieces -------------------------------------------------------------------------------------------------------------

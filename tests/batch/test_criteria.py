@@ -94,7 +94,7 @@ ROWS = [  # each pair of values together
 
 @pytest.mark.parametrize(
     ("ends", "lengths", "eos", "draft"),
-    [pytest.param(*row, marks=[pytest.mark.full] * (len(row[1]) == 1 or row[2] is None)) for row in ROWS],
+    [pytest.param(*row, marks=[pytest.mark.full] * (len(row[1]) == 1 or row[2:] == (None, "always"))) for row in ROWS],
 )
 def test_a_callers_criterion_is_called_as_generate_calls_it(ends, lengths, eos, draft):
     """As often, with the same tokens of all rows; so a counter, or one that reads row 0, ends the same texts."""

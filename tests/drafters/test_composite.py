@@ -75,9 +75,8 @@ def test_samples_have_the_targets_distribution(kind):
     prompts = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     prompts["attention_mask"][-1, 0] = 0
     others = {"drafter": hla.CompositeDrafter(hla.SuffixDrafter(min_match=2), drafter)}
-    distance, runner = off(
-        target, None, hla.Constant(2), prompts, length=2, end=sv_models.END, real=True, others=others
-    )
+    how = {"length": 2, "end": sv_models.END, "real": True, "others": others}
+    distance, runner = off(target, None, hla.Constant(2), prompts, **how)
     assert distance < 2e-6 and max(runner.widths) == 2
 
 

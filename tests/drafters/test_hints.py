@@ -104,9 +104,8 @@ def test_a_memory_finds_what_a_search_of_each_text_finds():
         text.extend(torch.randint(0, 3, (30,), generator=generator).tolist())
         memory.add(text)
         texts.append(text)
-    assert memory.tokens == 120 and [tokens for tokens, _ in memory.texts.values()] == [
-        text.tokens for text in texts[-4:]
-    ]
+    assert memory.tokens == 120
+    assert [tokens for tokens, _ in memory.texts.values()] == [text.tokens for text in texts[-4:]]
     for _ in range(50):
         new = torch.randint(0, 3, (12,), generator=generator).tolist()
         found = [(*text.match(new), text.tokens) for text in reversed(texts[-4:])]

@@ -95,12 +95,10 @@ def test_the_distribution_is_the_targets(batch, gamma, size):
 
 def test_the_example_of_two_tokens():
     """p = (.9, .1), q = (.5, .5), and a companion for which only token 0 is worth verifying: (.95, .05) in the paper's form."""
-    p, q, c = (
-        torch.tensor([laws], dtype=torch.float64) for laws in ([[0.9, 0.1], [0.5, 0.5]], [[0.5, 0.5]], [[1.0, 0.0]])
-    )
-    only = Bins(
-        np.zeros(0), np.array([[0.5]]), np.array([[0.0, 1.0]]), np.array([0.5]), np.ones((1, 2), dtype=np.int64)
-    )
+    given = [[0.9, 0.1], [0.5, 0.5]], [[0.5, 0.5]], [[1.0, 0.0]]
+    p, q, c = (torch.tensor([laws], dtype=torch.float64) for laws in given)
+    half, counts = np.array([0.5]), np.ones((1, 2), dtype=np.int64)
+    only = Bins(np.zeros(0), half[None], np.array([[0.0, 1.0]]), half, counts)
     made = profile(only, [1.0, 1.1], 1, 1)
     law = {}
     for exact in ("full", "prefix", "off"):

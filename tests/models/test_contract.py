@@ -100,10 +100,8 @@ def test_custom_generate_gets_everything_prepared():
     assert run_custom(model, **inputs, **{CACHE: cache}, max_new_tokens=2)["model_kwargs"][CACHE]._is_user_defined
     # Of an encoder-decoder: decoder ids of one token, the encoder's mask and output.
     got = run_custom(tiny.shared("t5"), **tiny.prompts((5,)), max_new_tokens=2)
-    assert (
-        got["input_ids"].tolist() == [[tiny.PAD]]
-        and {"attention_mask", "encoder_outputs"} <= got["model_kwargs"].keys()
-    )
+    assert got["input_ids"].tolist() == [[tiny.PAD]]
+    assert {"attention_mask", "encoder_outputs"} <= got["model_kwargs"].keys()
     assert isinstance(got["model_kwargs"][CACHE], EncoderDecoderCache)
 
 

@@ -197,9 +197,8 @@ POLICIES = {
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy", "ignore:the head.s .* may differ")
 def test_tokens_are_those_of_the_whole_model(tmp_path):
     whole, draft, _, tokenizer = demo.load()
-    target = AutoModelForCausalLM.from_pretrained(
-        FOLDER, device_map=PLACES, offload_folder=tmp_path, dtype=torch.float32
-    )
+    given = {"device_map": PLACES, "offload_folder": tmp_path, "dtype": torch.float32}
+    target = AutoModelForCausalLM.from_pretrained(FOLDER, **given)
     assert target.get_parameter("model.layers.11.mlp.up_proj.weight").device.type == "meta", "it is on disk"
     prompts = [problem.prompt for problem in demo.problems(3, seed=2)]
     inputs = tokenizer(prompts, return_tensors="pt", padding=True)

@@ -28,9 +28,8 @@ def close(rows, wanted, b, kind=None):
         for state, right in zip(layer, wanted_layer, strict=True):
             assert (state is None) == (right is None)
             if right is not None:
-                torch.testing.assert_close(
-                    state[b], right[0], rtol=0, atol=ROUNDING.get(kind, 1e-5) * float(right.abs().max())
-                )
+                atol = ROUNDING.get(kind, 1e-5) * float(right.abs().max())
+                torch.testing.assert_close(state[b], right[0], rtol=0, atol=atol)
 
 
 def text(length, seed):

@@ -77,9 +77,8 @@ def test_a_model_whose_settings_switch_its_cache_off_is_decoded_with_ours():
     assert model.generation_config.use_cache is False
     given = supported_models.prompts((5, 3), 0) | {"max_new_tokens": 4, "do_sample": False}
     expected = model.generate(**given)
-    assert torch.equal(
-        hla.enable(model).generate(**given, assistant_model=copy.deepcopy(model), lossy_policy="strict"), expected
-    )
+    given |= {"assistant_model": copy.deepcopy(model), "lossy_policy": "strict"}
+    assert torch.equal(hla.enable(model).generate(**given), expected)
 
 
 def test_a_model_is_tried_once_and_in_eval_mode():

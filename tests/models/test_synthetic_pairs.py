@@ -54,9 +54,8 @@ def test_what_a_forward_reads():
     matrices = [p for name, p in target.named_parameters() if p.dim() == 2 and "embed_tokens" not in name]
     norms = [p for p in target.parameters() if p.dim() == 1]
     assert device.count_weight_bytes(target) == sum(p.numel() * 4 for p in [*matrices, *norms])
-    assert (
-        device.count_cache_bytes(target, 10) == 10 * 2 * 2 * 2 * 32 * 4
-    )  # tokens, k and v, layers, heads, width, bytes
+    # Tokens, k and v, layers, heads, width, bytes.
+    assert device.count_cache_bytes(target, 10) == 10 * 2 * 2 * 2 * 32 * 4
     both = synthetic.bytes_needed(TINY, torch.float32)
     assert both == pytest.approx(sum(p.nbytes for m in synthetic.models(TINY, 0.5) for p in m.parameters()), rel=0.01)
 

@@ -91,10 +91,8 @@ def test_the_threshold_is_strict_and_in_probabilities():
     assert ask[0.95] == [True, True, True, True, False, False, True]
     assert ask[1] == ask[1.0] == [True] * 7 and logits.sigmoid()[0, 4:6].tolist()[1] == 1.0
     assert Judge(ECHO, 0.5).judge(torch.full((2, 3, 1), math.nan)).any() == False  # noqa: E712  a broken head keeps nothing
-    assert (
-        Judge(ECHO, 5e-324).judge(logits[..., None]).sum() == 0
-        and Judge(ECHO, 1 - 2**-53).judge(logits[..., None]).sum() == 6
-    )
+    for threshold, kept in ((5e-324, 0), (1 - 2**-53, 6)):
+        assert Judge(ECHO, threshold).judge(logits[..., None]).sum() == kept
     mlp = MLPHead(HeadConfig(4, kind="mlp", width=3, polarity="important"))
     features = torch.randn(5, 6, 4, dtype=torch.bfloat16)
     assert torch.equal(Judge(mlp, 0.5).judge(features), mlp(features) < 0.5)
@@ -183,10 +181,8 @@ def test_the_parts():
     policy = hla.AutoJudge(head, 0.3)
     assert policy == hla.LossyPolicy(hla.Judge(head, 0.3), hla.Constant(32)) and not policy.lossless
     assert hash(policy) == hash(hla.LossyPolicy(hla.Judge(head, 0.3), hla.Constant(32)))
-    assert (
-        hla.AutoJudge(head, 0.3, 7).stop == hla.Constant(7)
-        and hla.AutoJudge(head, 0.3, stop=hla.SVIP()).stop == hla.SVIP()
-    )
+    assert hla.AutoJudge(head, 0.3, 7).stop == hla.Constant(7)
+    assert hla.AutoJudge(head, 0.3, stop=hla.SVIP()).stop == hla.SVIP()
     assert hla.AutoJudge(make_head(), 0.3) == policy and hla.AutoJudge(head, 1) == hla.AutoJudge(head, 1.0)
     others = (
         hla.AutoJudge(head, 0.4), hla.AutoJudge(make_head(bias=1.0), 0.3), hla.AutoJudge(head, 0.3, 8),
@@ -243,10 +239,8 @@ def test_a_policys_folder(tmp_path):
     assert policy.rule.head.source == str(tmp_path / "made" / "rule_head")
     shutil.move(tmp_path / "made", folder := tmp_path / "moved")
     spec = json.loads((folder / "policy.json").read_text())
-    assert (
-        spec["rule"] == {"name": "judge", "head": "rule_head", "threshold": 0.4}
-        and spec["stop"]["head"] == "stop_head"
-    )
+    assert spec["rule"] == {"name": "judge", "head": "rule_head", "threshold": 0.4}
+    assert spec["stop"]["head"] == "stop_head"
     card = (folder / "README.md").read_text(encoding="utf-8")
     assert "**Lossy**" in card and '"judge"' in card
     for form in (folder, str(folder)):
@@ -254,9 +248,8 @@ def test_a_policys_folder(tmp_path):
         assert loaded == policy == hla.LossyPolicy.from_pretrained(folder) and not loaded.lossless
         for name, saved in policy.heads().items():
             assert loaded.heads()[name].config == saved.config
-            assert all(
-                torch.equal(loaded.heads()[name].tensors()[key], saved.tensors()[key]) for key in saved.tensors()
-            )
+            found = loaded.heads()[name].tensors()
+            assert all(torch.equal(found[key], tensor) for key, tensor in saved.tensors().items())
         assert hla.as_policy(loaded.to_dict()) == policy
 
 
@@ -275,10 +268,8 @@ def test_a_folder_with_a_head_alone(tmp_path):
 def test_wrong_heads_and_values_are_refused():
     head = make_head()
     for make in (hla.Judge, hla.AutoJudge):
-        refused(
-            lambda make=make: make(hla.LinearHead(hla.HeadConfig(32)), 0.5),
-            r"P\(acceptable\).*Sprinter.*fit autojudge",
-        )
+        doubt = hla.LinearHead(hla.HeadConfig(32))
+        refused(lambda make=make, h=doubt: make(h, 0.5), r"P\(acceptable\).*Sprinter.*fit autojudge")
         refused(lambda make=make: make("org/head", 0.5), "Judge.head: expected Head, got 'org/head'", TypeError)
         refused(lambda make=make: make(head), "names no threshold")
         companion = make_head(features=hla.FeatureSpec("companion"))
@@ -295,14 +286,10 @@ def test_wrong_heads_and_values_are_refused():
 
 
 def test_the_command_lines_policy(tmp_path):
-    """`--policy autojudge:…`; with the demo's models a head's default is the demo's."""
+    """With the demo's models a head's default is the demo's; forms are in policy/test_short_form.py."""
     make_head(threshold=0.25).save_pretrained(tmp_path / "judge")
-    head = hla.Head.from_pretrained(tmp_path / "judge")
-    for parameters, expected in (
-        ("", hla.AutoJudge(head, 0.25, 32)), (",threshold=0.5", hla.AutoJudge(head, 0.5)), (",window=9", hla.AutoJudge(head, window=9)),
-        (",threshold=0,window=5", hla.AutoJudge(head, 0, 5)),
-    ):  # fmt: skip
-        for demo_models in (True, False):
-            assert read_policy(f"autojudge:head={tmp_path / 'judge'}{parameters}", demo_models) == expected
+    for demo_models in (True, False):
+        policy = read_policy(f"autojudge:head={tmp_path / 'judge'},threshold=0,window=5", demo_models)
+        assert policy == hla.AutoJudge(hla.Head.from_pretrained(tmp_path / "judge"), 0, 5)
     assert read_policy("autojudge:threshold=0.4", True) == hla.AutoJudge(hla.demo.head("autojudge"), 0.4)
     assert read_policy("sprinter+fallback", True) == hla.Sprinter(hla.demo.head()).with_fallback()

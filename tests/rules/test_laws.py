@@ -72,9 +72,8 @@ def test_blocks_have_the_targets_distribution(gamma, size, monkeypatch):
     monkeypatch.setattr("support.formulas.V", size)
     for seed, certain in itertools.product(range(2), (False, True)):
         tables = Tables(seed, gamma)
-        law = formulas.first_tokens(
-            formulas.outcomes(BlockVerification(), tables, gamma, edges, certain), tables, gamma + 1
-        )
+        found = formulas.outcomes(BlockVerification(), tables, gamma, edges, certain)
+        law = formulas.first_tokens(found, tables, gamma + 1)
         for text in itertools.product(range(size), repeat=gamma + 1):
             chance = math.prod(float(tables.p[text[:i]][x]) for i, x in enumerate(text))
             assert float(law[text]) == pytest.approx(chance, abs=1e-12)

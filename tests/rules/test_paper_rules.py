@@ -70,9 +70,8 @@ def test_flys_distribution_by_enumeration():
     settings = ((1, 0.9, 3), (2, 0.9, 3), (2, 0.6, 2), (0, 0.9, 3), (3, 0.0, 9))
     for (window, entropy, top_k), seed in itertools.product(settings, range(2)):
         tables, gamma = Tables(seed, 3), 3
-        found = formulas.outcomes(
-            FLy(window, entropy, top_k), tables, gamma, lambda b: Strict().probability(b)[..., None]
-        )
+        rule = FLy(window, entropy, top_k)
+        found = formulas.outcomes(rule, tables, gamma, lambda b: Strict().probability(b)[..., None])
         definition, out = fly(window, entropy, top_k), {}
         for draft, weight, p, q in zip(*(x.tolist() for x in blocks(tables, gamma, False)), strict=True):
             a = [min(1.0, p[i][x] / q[i][x]) if q[i][x] else 0.0 for i, x in enumerate(draft)]

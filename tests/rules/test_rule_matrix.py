@@ -122,9 +122,8 @@ def test_nothing_outside_the_draft():
             inside = torch.arange(4) < verdict.accepted[:, None]
             assert (verdict.accepted <= block.sent).all() and not (verdict.lossy & ~inside).any(), (rule, mode)
             none = whole.drafted * 0
-            empty = changed(
-                whole, tokens=whole.tokens[:, :0], lengths=none, sent=none, probs=None, logits=whole.logits[:, :1]
-            )
+            parts = {"tokens": whole.tokens[:, :0], "probs": None, "logits": whole.logits[:, :1]}
+            empty = changed(whole, lengths=none, sent=none, **parts)
             assert run(rule, empty, 5).accepted.sum() == 0, (rule, mode)
 
 

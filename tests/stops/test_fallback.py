@@ -100,9 +100,8 @@ def test_rows_that_agree_apart_are_weighed_together_and_what_a_filter_drops_was_
 
 def test_it_comes_back():
     """The draft agrees in rounds 14 to 59; the next round that tries finds out, and the waiting starts anew."""
-    world = World(
-        Fallback(Constant(GAMMA), wait=8, window=4, trials=1.0), lambda i: 4 if 14 <= i < 60 else 0, cost=2.0
-    )
+    stop = Fallback(Constant(GAMMA), wait=8, window=4, trials=1.0)
+    world = World(stop, lambda i: 4 if 14 <= i < 60 else 0)
     found = lengths(world.rounds(90))
     assert found[:6] == [("D", 1), ("A", 1), ("D", 2), ("A", 8), ("D", 1), ("A", 16)]
     assert found[6][0] == "D" and 60 - 29 <= found[6][1] <= 60 - 29 + 4, "on, until four rounds have given too little"
@@ -127,9 +126,7 @@ def test_it_is_counted():
     """Ten draft models' worth of work for nothing: most rounds are the target's alone, and say so."""
     stats = greedy_equals(Fallback(Constant(40)), kind="never", eos_token_id=NEVER_EMITTED, max_new_tokens=100)
     total = stats.total()
-    assert total.num_plain_steps > 60 and total.num_plain_steps == sum(
-        n for (sent, _), n in total.steps.items() if not sent
-    )
+    assert total.num_plain_steps == sum(n for (sent, _), n in total.steps.items() if not sent) > 60
     assert stats.summary()["num_plain_steps"] == total.num_plain_steps
     always = greedy_equals(Fallback(Constant(GAMMA), margin=1.0), kind="always", eos_token_id=NEVER_EMITTED)
     assert always.total().num_plain_steps <= 2, "the one that is measured, and perhaps a last token"

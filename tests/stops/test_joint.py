@@ -101,9 +101,8 @@ def test_acceptance_is_the_bound_moved_to_what_was_counted():
     middles = (np.arange(BINS) + 0.5) * WIDTH
     assert seen.chances(0.15) == pytest.approx(np.maximum(1 - np.sqrt(0.15) * middles, 0))
     assert seen.chances(0.0).tolist() == [1.0] * BINS
-    seen.learn(
-        np.array([[2, 2, 5], [5, 2, 2]]), np.array([3, 3]), np.array([3, 0])
-    )  # tested: 2, 2, 5 accepted, 5 rejected
+    # Tested: 2, 2, 5 accepted, 5 rejected.
+    seen.learn(np.array([[2, 2, 5], [5, 2, 2]]), np.array([3, 3]), np.array([3, 0]))
     assert seen.tested[[2, 5]].tolist() == [2, 2] and seen.accepted[[2, 5]].tolist() == [2, 1]
     assert seen.share == (3 + 1) / (4 + 2)
     bound = 1 - math.sqrt(0.15) * middles

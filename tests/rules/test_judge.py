@@ -91,8 +91,8 @@ def test_the_threshold_is_strict_and_in_probabilities():
     assert ask[0.95] == [True, True, True, True, False, False, True]
     assert ask[1] == ask[1.0] == [True] * 7 and logits.sigmoid()[0, 4:6].tolist()[1] == 1.0
     assert Judge(ECHO, 0.5).judge(torch.full((2, 3, 1), math.nan)).any() == False  # noqa: E712  a broken head keeps nothing
-    for threshold, kept in ((5e-324, 0), (1 - 2**-53, 6)):
-        assert Judge(ECHO, threshold).judge(logits[..., None]).sum() == kept
+    for threshold, count in ((5e-324, 0), (1 - 2**-53, 6)):
+        assert Judge(ECHO, threshold).judge(logits[..., None]).sum() == count
     mlp = MLPHead(HeadConfig(4, kind="mlp", width=3, polarity="important"))
     features = torch.randn(5, 6, 4, dtype=torch.bfloat16)
     assert torch.equal(Judge(mlp, 0.5).judge(features), mlp(features) < 0.5)

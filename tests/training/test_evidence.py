@@ -60,9 +60,6 @@ def test_what_a_config_keeps():
     assert "auroc_low" not in evidence(auroc=(0.9, None, None)).metrics()
 
 
-# -- from the command line --------------------------------------------------------------------------------------------
-
-
 def table(kinds, prompts, each, strength):
     return drawn(kinds, prompts, each, lambda x: strength * x[:, 0] + 1.5, lam=1.0)
 

@@ -163,9 +163,6 @@ def test_a_draft_of_another_vocabulary():
         assert predictions(response, 0) == one_by_one(model, prompt, response, 0, tiny.VOCABULARY)
 
 
-# -- one token ----------------------------------------------------------------------------------------------------------
-
-
 def test_each_text_is_processed_with_its_prefix():
     processor = RepetitionPenaltyLogitsProcessor(4.0)
     logits = torch.randn(5, 12)

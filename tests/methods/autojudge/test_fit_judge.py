@@ -129,9 +129,6 @@ def judged(data, tmp_path_factory):
     return *fit(data, out, JudgeSettings()), out
 
 
-# -- the head -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.nightly
 def test_a_known_labelling_is_found(data, judged):
     head, report, _ = judged
@@ -305,9 +302,6 @@ def test_folds_under_a_strong_penalty_speak_on_one_scale(data, tmp_path):
             assert shares == pytest.approx((row["recall"], row["accepted"]), abs=0.25)
     recall, accepted = (scores[y] >= report.threshold).mean(), (scores[~y] < report.threshold).mean()
     assert recall >= 0.85 and accepted > 0.5
-
-
-# -- refusals -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.full

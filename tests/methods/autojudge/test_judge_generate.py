@@ -49,9 +49,6 @@ def rounds(monkeypatch):
     return record_rounds(monkeypatch)
 
 
-# -- the loop, slowly -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("threshold", "window", "spec"),
     [
@@ -158,9 +155,6 @@ def test_features_with_another_tokenizer(rounds):
     assert torch.equal(zero.sequences, greedy(target, small.one()))
 
 
-# -- neutral --------------------------------------------------------------------------------------------------------------
-
-
 def test_threshold_one_keeps_all():
     """Even where the head's sigmoid rounds to 1; and a head that always passes is the same as that."""
     target, draft = tiny.shared("llama"), draft_of("llama")
@@ -173,9 +167,6 @@ def test_threshold_one_keeps_all():
         assert total.num_accepted_draft_tokens == total.num_draft_tokens > 0 and total.num_lossy_accepts > 0
         outs.append(out)
     assert all(torch.equal(outs[0].sequences, out.sequences) for out in outs[1:])
-
-
-# -- statistics -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.full
@@ -208,9 +199,6 @@ def test_only_what_strict_rejects_is_lossy():
     head.shown.clear()
     out = assisted(target, prompts(ONE), draft_of("llama"), AutoJudge(head, 0.5), max_new_tokens=1)
     assert out.speculation.forwards.get("head", 0) == len(head.shown) == 0
-
-
-# -- with other parts -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -92,9 +92,6 @@ def test_answers_worked_out_in_threads():
     assert found(None, TASK.problems(3), task=Slow("calibration"), batch_size=2, workers=2) == local()[:3]
 
 
-# -- the dataset --------------------------------------------------------------------------------------------------------
-
-
 def test_the_dataset_says_what_was_found():
     mined = undisturbed()[0]
     data, facts = load_from_disk(str(mined)), json.loads((mined / RECORD).read_text())
@@ -161,14 +158,11 @@ def test_what_is_cut_and_what_has_no_answer_is_counted(tmp_path):
     assert (facts["mismatches"], facts["cut_by_seconds"]) == (0, 2)
 
 
-def test_a_draft_that_never_differs(tmp_path):
-    out = mine_small(tmp_path / "data", Last("w1 w2", "w3"), draft=small.llama())
+def test_a_draft_that_never_differs_and_every_character_of_prompts(tmp_path):
+    out = mine_small(tmp_path / "same", Last("w1 w2", "w3"), draft=small.llama())
     data = load_from_disk(str(out))
     assert len(data) == 0 and "position" in data.column_names
     assert json.loads((out / RECORD).read_text())["found"]["mismatches"] == 0
-
-
-def test_every_character_survives(tmp_path):
     prompts = ("w1\u2028w2", "w3\u0085 w4 „é” \U0001f600", "w5\x1c\r\n w6")
     out = mine_small(tmp_path / "data", Last(*prompts))
     assert {row["prompt"] for row in load_from_disk(str(out))} == set(prompts)
@@ -183,9 +177,6 @@ def test_logits_of_which_no_choice_can_be_made(tmp_path, broken, value):
     task, settings = Last("w1 w2"), MineSettings(8)
     given = models["target"], models["draft"], small.tokenizer(), task, task.problems(), tmp_path / "data", settings
     refused(lambda: mine(*given), f"the {broken} model gave NaN or infinite logits in prompt 0, after 0 new tokens")
-
-
-# -- wrong uses -----------------------------------------------------------------------------------------------------------
 
 
 def test_what_cannot_be_mined_is_refused_before_anything_is_written(tmp_path):
@@ -258,9 +249,6 @@ def test_a_token_id_that_no_vocabulary_has_is_refused(tmp_path, beyond):
 
         line = refusal(changed(tmp_path / column, change))
         assert re.search(rf"the dataset has the token id {token}, expected 0 to \d+: mine it again", line)
-
-
-# -- nothing is found -----------------------------------------------------------------------------------------------------
 
 
 def mined(length, answer=None):

@@ -115,9 +115,6 @@ def test_half_precision_gives_float32():
         assert states.dtype == torch.float32 and states.isfinite().all()
 
 
-# -- the folder ---------------------------------------------------------------------------------------------------------
-
-
 def write(folder: Path, **changes: Any) -> Path:
     rows = {
         "problem": [4, 4, 9], "position": [0, 2, 1], "target_token": [5, 7, 8], "draft_token": [6, 9, 5],

@@ -44,9 +44,6 @@ def answers(run, *probabilities: float) -> list[bool]:
     return run(torch.zeros(len(probabilities), 1), (torch.zeros(len(probabilities), 4),), features=states).tolist()
 
 
-# -- the decision ---------------------------------------------------------------------------------------------------------
-
-
 def test_the_product_by_hand():
     """h = .7: .8, .8 · .5 = .4, .4 · .7 = .28: 1 − .28 > .7. The first state encodes the text's last token and is not counted."""
     stop = SpecDecPP(ruler(), 0.7).start(2)
@@ -70,9 +67,6 @@ def test_extremes():
     assert broken(torch.zeros(1, 1), (torch.zeros(1, 4),), features=torch.tensor([[math.nan]])).tolist() == [True]
 
 
-# -- the paper's loop, slowly ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("kind", "threshold"), [("often", 0.5), pytest.param("rarely", 0.8, marks=pytest.mark.full)])
 def test_the_papers_loop(kind, threshold):
     """Greedy Algorithm 1 with forwards over the whole text."""
@@ -93,9 +87,6 @@ def test_the_papers_loop(kind, threshold):
     slow_loop.assert_same(out.speculation.rows, [stats])
     forwards = out.speculation.forwards
     assert forwards["draft"] == forwards["head"] == out.speculation.total().num_draft_tokens, "none more for the head"
-
-
-# -- as a policy ----------------------------------------------------------------------------------------------------------
 
 
 def test_as_a_policy(tmp_path):

@@ -185,9 +185,6 @@ def test_patience_ends_the_round(plan, patience, rounds):
         assert_same([stats], [expected[1]])
 
 
-# -- the rule by hand -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("certain", [False, True], ids=["drawn", "certain"])
 def test_distribution_by_enumeration(certain):
     """γ = 1: the target's. γ = 2: the first token is from q, the one behind it exactly from p. γ = 3: both are from q."""
@@ -201,9 +198,6 @@ def test_distribution_by_enumeration(certain):
         }
         for gamma, law in expected.items():
             torch.testing.assert_close(first_two(AllButLast(), tables, gamma, certain), law, atol=1e-12, rtol=0)
-
-
-# -- what a call says -----------------------------------------------------------------------------------------------------
 
 
 class EndsWith(StoppingCriteria):

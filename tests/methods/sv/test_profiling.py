@@ -109,9 +109,6 @@ def test_adaptive_cells_have_equal_shares():
     assert np.isfinite(tied.accept).all() and tied.counts.sum() == 1000
 
 
-# -- what SV is predicted to gain --------------------------------------------------------------------------------------------
-
-
 def certain(probability, gamma=3, rounds=50):
     """Bins and samples in which every token is accepted with this probability, and a table of flat seconds."""
     certain_bins = Bins(np.zeros(0, np.float32), np.zeros((1, 0), np.float32), np.full((1, 1), probability),
@@ -316,9 +313,6 @@ def test_a_made_profile(models, made):
     assert 0.1 < metrics["held_out"] / metrics["samples"] < 0.3 and 0.3 < metrics["acceptance"] < 1
     assert 0 < metrics["correlation"] <= 1
     back.check(models.target, models.draft, models.companion, models.tokenizer)
-
-
-# -- refused ----------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.full

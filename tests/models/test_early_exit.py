@@ -11,6 +11,7 @@ import tiny_models
 import torch
 from support import small, tiny
 from support.paper_rules import Ensemble
+from support.tiny import some_eos
 from transformers import OPTConfig, OPTForCausalLM
 
 import hf_lossy_assist as hla
@@ -87,6 +88,18 @@ def test_a_number_of_layers_that_the_model_has_not_got_is_refused():
     for name in ("t5", "lfm2"):
         with pytest.raises(ValueError, match=r"^early_exit: \w+ (keeps a recurrent|is no decoder)[^\n]*$"):
             generate(tiny.build(name), assistant_early_exit=1)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["gemma2", "gemma3", "qwen3"])
+def test_drafts_of_every_length_for_ragged_rows(name):
+    """Other targets are in the matrix of `generation/test_lossless.py`."""
+    model, inputs = tiny.shared(name), tiny.prompts((9, 1, 4, 14))
+    settings = {"eos_token_id": some_eos(tiny.greedy(model, inputs, eos_token_id=tiny.NEVER_EMITTED), 14)}
+    expected = tiny.greedy(model, inputs, **settings)
+    for gamma in (1, 2, 5, 12):
+        out = tiny.assisted(model, inputs, None, assistant_early_exit=1, num_assistant_tokens=gamma, **settings)
+        assert torch.equal(out.sequences, expected) and out.speculation.total().num_draft_tokens > 0, gamma
 
 
 def test_two_threads_inside_their_drafts_of_which_one_fails():

@@ -3,18 +3,22 @@ end to end, `model.generate`'s own tokens; and that packing is used where it pay
 
 import itertools
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from support import tiny
 from support.tiny import NEVER_EMITTED, assisted, greedy
 
-from hf_lossy_assist import SVIP, FeatureSpec
+from hf_lossy_assist import SVIP, Constant, FeatureSpec, LossyPolicy, VerifyFilter
 from hf_lossy_assist.artifacts.features import FeatureTap
 from hf_lossy_assist.models.introspection import PACKED
 from hf_lossy_assist.models.patching import Layout, packed
 from hf_lossy_assist.models.probe import why_not_rows
 from hf_lossy_assist.models.row_model import PACKED_BELOW, RowModel
+from hf_lossy_assist.round import Selection
 
 
 LIMIT = 64
@@ -248,3 +252,53 @@ def test_rows_that_stop_drafting_early_are_not_padded(taken):
     out = assisted(model, inputs, tiny.draft_of(model, "often"), SVIP(h=0.9, max_draft=8), eos_token_id=NEVER_EMITTED)
     assert torch.equal(out.sequences, greedy(model, inputs, eos_token_id=NEVER_EMITTED))
     assert any(len(set(counts)) > 1 for counts in taken[2:])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", OFTEN)
+@settings(max_examples=25)
+@given(data=st.data())
+@torch.no_grad()
+def test_any_packed_feeds(name, data):
+    both = Both(tiny.shared(name), data.draw(st.lists(st.integers(1, 10), min_size=1, max_size=4), "prompts"))
+    for _ in range(data.draw(st.integers(1, 5), "rounds")):
+        batch, width = len(both.packing.lengths), data.draw(st.integers(1, 7), "width")
+        both.feed(data.draw(st.lists(st.integers(0, width), min_size=batch, max_size=batch), "counts"), width)
+        held = [data.draw(st.integers(max(1, n - 7), n), "length") for n in both.packing.lengths]
+        both.both(lambda rows, held=held: rows.rollback(held))
+        if data.draw(st.integers(0, 3)) == 0:
+            order = data.draw(st.permutations(range(batch)), "order")[: max(1, batch - 1)]
+            both.both(lambda rows, order=order: rows.select(order))
+
+
+@dataclass(frozen=True)
+class Staircase(VerifyFilter):
+    """Row b of the batch has at most (b + `first`) mod `steps` of its drafted tokens verified."""
+
+    first: int = 0
+    steps: int = 5
+
+    def select(self, draft, companion, randomness):
+        number = torch.arange(draft.lengths.shape[0], device=draft.lengths.device)
+        return Selection(draft, torch.minimum(draft.lengths, (number + self.first) % self.steps))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", [*OFTEN, "gpt2"])
+def test_generate_with_rows_cut_to_different_lengths(name, taken):
+    """Rows end at different times, so caches are narrowed as well; with one step nothing is ever verified."""
+    model, inputs = tiny.shared(name), tiny.prompts((9, 1, 4, 14, 6))
+    eos = int(greedy(model, inputs, eos_token_id=NEVER_EMITTED)[1, -12])
+    expected = greedy(model, inputs, eos_token_id=eos)
+    assert len({int((row != tiny.PAD).sum()) for row in expected[:, 14:]}) > 1, "no row ends before the others"
+    for kind, filter_ in (("always", Staircase(0)), ("often", Staircase(2, 3)), ("often", Staircase(0, 1))):
+        taken.clear()
+        policy = LossyPolicy(stop=Constant(5), filter=filter_)
+        out = assisted(model, inputs, tiny.draft_of(model, kind), policy, eos_token_id=eos)
+        assert torch.equal(out.sequences, expected), (kind, filter_)
+        rounds = taken[2:]
+        assert taken[:2] == [[8, 0, 3, 13, 5]] * 2 and bool(rounds) == (filter_.steps > 1), (
+            "rows of one length are cut alike"
+        )
+        total = out.speculation.total()
+        assert total.num_dropped_tokens > 0 and (filter_.steps == 1) == (total.num_draft_tokens == 0)

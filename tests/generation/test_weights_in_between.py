@@ -180,9 +180,17 @@ def check_calls(model, change, calls):
     assert texts[0] != texts[1] != texts[2]
 
 
-@pytest.mark.parametrize("calls", [EAGER, pytest.param(COMPILED, marks=pytest.mark.full)], ids=["eager", "compiled"])
+@pytest.mark.parametrize(
+    "calls", [EAGER, pytest.param(COMPILED, marks=pytest.mark.nightly)], ids=["eager", "compiled"]
+)
 def test_between_calls(way, calls):
     check_calls(*way, calls)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("way", ["in place"], indirect=True)
+def test_between_compiled_calls(way):
+    check_calls(*way, COMPILED)
 
 
 def test_an_adapter_is_put_in_between_calls():

@@ -42,7 +42,7 @@ FAULTS = (
     Fault("acceptance residual", "rules/base.py", "return p.sub_(at_places(verified.q, at)).clamp_(min=0.0)", "return p", "rules/test_laws.py"),
     Fault("acceptance certain draft", "rules/base.py", "return p.scatter(1, verified.tokens.gather(1, at[:, None]), 0.0)", "return p", "drafters/test_suffix.py rules"),
     Fault("acceptance bonus", "rules/acceptance.py", "return torch.where(accepted < verified.sent, choice, bonus)", "return choice", "rules generation/test_lossless.py"),
-    Fault("acceptance would verify", "rules/acceptance.py", "residual + either.masked_fill(verifies, 0.0)", "residual", "filters"),
+    Fault("acceptance would verify", "rules/acceptance.py", "residual + either.masked_fill(verifies, 0.0)", "residual", "filters rules/test_lossless_registry.py"),
     Fault("acceptance argmax ties", "tensors.py", "best = group * GROUP + inside", "best = group * GROUP + inside * (inside < GROUP - 1)", "test_tensors.py"),
     # Randomness
     Fault("randomness position", "batch/randomness.py", "counter=[0, slot, self.round, self.user]", "counter=[0, 0, self.round, self.user]", "batch/test_randomness.py rules"),
@@ -75,7 +75,7 @@ FAULTS = (
     Fault("texts past end", "batch/rows.py", "self.cut(self.width + max(n for n in self._ended if n is not None))", "self.cut(self.width + min(n for n in self._ended if n is not None))", "batch/test_criteria.py"),
     Fault("texts end twice", "batch/criteria.py", "if going[row] and over:", "if over:", "batch/test_criteria.py"),
     Fault("texts selected rows", "batch/rows.py", "self.ids, self.row_ids = self.ids[rows], self.row_ids[rows]", "self.ids = self.ids[rows]", "generation rules"),
-    Fault("texts detokenized", "text/detokenizer.py", "while end > done and self.joins(new[end - 1]):", "while False:", "models/test_detokenizer.py server/test_texts.py"),
+    Fault("texts detokenized", "text/detokenizer.py", "while end > done and self.joins(new[end - 1]):", "while False:", "models/test_detokenizer.py server/test_stop_texts.py"),
     # Processors
     Fault("processors order", "engine/stages.py", "if i == sent[b] or not accepted[b, i] or rows.ends_at(b, length, verified.logits[b]):", "if i == sent[b] or not accepted[b, i]:", "batch/test_stateful_processors.py"),
     Fault("processors forbidden", "engine/stages.py", "if i < sent[b] and not never:", "if i < sent[b]:", "batch/test_callers_processors.py"),
@@ -130,13 +130,15 @@ FAULTS = (
 
 
 def check(root: Path) -> list[str]:
-    """Return a line for each fault whose line does not stand in its file, or stands there several times."""
+    """Return a line for each fault whose line does not stand in its file, and for each of its tests that is not there."""
     wrong = []
     for fault in FAULTS:
         path = root / PACKAGE / fault.path
         count = path.read_text(encoding="utf-8").count(fault.line) if path.is_file() else 0
         if count == 0:
             wrong.append(f"{fault.name}: {fault.path} has no line {fault.line!r}: write where it is now")
+        gone = [test for test in fault.tests.split() if not (root / "tests" / test.partition("::")[0]).exists()]
+        wrong += [f"{fault.name}: there is no tests/{test}" for test in gone]
     return wrong
 
 

@@ -72,6 +72,7 @@ def search(monkeypatch):
     return run
 
 
+@pytest.mark.full
 def test_the_fastest_of_those_that_are_certified(search):
     """k = 2 is slower than svip, k = 8 harms too much; k = 4 harms one answer of 320."""
     found, writer = search({"top_k:k=8+svip": range(0, 400, 10), "top_k:k=4+svip": [200]})

@@ -141,7 +141,9 @@ def check(way, policy_of, cache_of, place, make, numbers):
 
 
 @pytest.mark.parametrize("place", ["processor", "criterion", "streamer", "forward"])
-@pytest.mark.parametrize("way", ["draft model", "lookup", "EAGLE-3", "early exit"])
+@pytest.mark.parametrize(
+    "way", ["draft model", *(pytest.param(way, marks=pytest.mark.full) for way in ("lookup", "EAGLE-3", "early exit"))]
+)
 def test_goes_on_right(way, place):
     assert check(way, "argument", "filled", place, "llama", (2, 4))
 
@@ -151,6 +153,7 @@ AXES = {"way": DRAFTS, "policy_of": ("argument", "standing"), "place": PLACES, "
 ROWS = cover_pairs(AXES, lambda row: (row.get("make"), row.get("cache_of")) != ("sliding window", "static"))
 
 
+@pytest.mark.full
 @pytest.mark.nightly(every=8)
 @pytest.mark.parametrize("row", [pytest.param(row, id=", ".join(row.values())) for row in ROWS])
 def test_everywhere(row):

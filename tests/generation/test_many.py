@@ -233,7 +233,8 @@ SAME_FOR_ALL = (  # settings, and how often Transformers prepares seven prompts
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("first", [0, *(pytest.param(n, marks=pytest.mark.full) for n in (1, 2))])
+@pytest.mark.full
+@pytest.mark.parametrize("first", [0, 1, 2])
 def test_what_is_the_same_for_all_prompts_is_prepared_once(pair, monkeypatch, first):
     """And else by Transformers for each prompt; processors see each text alone."""
     calls, original = [], preparation.speculative_generate

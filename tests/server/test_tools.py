@@ -180,7 +180,8 @@ FREE = '<tool_call>\n{"name": "free", "arguments": {"a": 1}}\n</tool_call>'
 NAMED = {"type": "function", "function": {"name": "clock"}}
 
 
-@pytest.mark.parametrize("stream", [pytest.param(False, marks=pytest.mark.full), True])
+@pytest.mark.full
+@pytest.mark.parametrize("stream", [False, True])
 def test_answers(model, stream):
     for text, more, expected in (
         ("The Paris", {}, ("The Paris", [], "stop")), (f"I look.\n{CALL}", {}, ("I look.", [PARIS], "tool_calls")),
@@ -247,6 +248,7 @@ def test_what_is_refused_by_name(served, monkeypatch):
         served.client().completions.create(model="demo", prompt="is", extra_body={"tools": [WEATHER]})
 
 
+@pytest.mark.full
 def test_arguments_are_of_their_schema_whatever_the_model_would_write(model):
     """A city that the schema does not have; and a text where a call is asked for."""
     for choice in ("auto", "required", {"type": "function", "function": {"name": "weather"}}):

@@ -83,8 +83,8 @@ FAULTS = (
     Fault("processors forbidden draft", "engine/stages.py", "lengths = torch.minimum(draft.lengths, allowed.long().cumprod(dim=1).sum(dim=1))", "lengths = draft.lengths", "drafters/test_suffix.py"),
     # Stops and filters
     Fault("stops svip", "stops/confidence.py", "return (scale * entropy(scores[-1])).sqrt() > self.h", "return (scale * entropy(scores[-1])).sqrt() < self.h", "stops"),
-    Fault("stops patience", "drafters/model.py", "if sum(self.going) <= may_wait:", "if sum(self.going) < may_wait:", "stops generation/test_lossless.py drafters"),
-    Fault("stops end in draft", "drafters/model.py", "lengths = torch.minimum(1 + (rows.is_end_token(tokens).long().cumsum(dim=1) == 0).sum(dim=1), lengths)", "pass", "stops drafters stats generation/test_lossless.py"),
+    Fault("stops patience", "drafters/model.py", "if sum(self.going) <= may_wait:", "if sum(self.going) < may_wait:", "methods/sprinter/test_sprinter.py stops drafters"),
+    Fault("stops end in draft", "drafters/model.py", "lengths = torch.minimum(1 + (rows.is_end_token(tokens).long().cumsum(dim=1) == 0).sum(dim=1), lengths)", "pass", "stops/test_stops.py drafters stats"),
     Fault("stops half of the rows", "stops/fallback.py", "if 2 * rows <= self.rows or", "if 2 * rows < self.rows or", "stops/test_fallback.py"),
     Fault("stops first round", "stops/joint_goodput.py", "            if self.warm:", "            if True:", "stops/test_joint.py"),
     Fault("filters gain", "filters/sv.py", "gains = np.cumprod(accept, axis=1)", "gains = accept", "filters"),

@@ -247,6 +247,13 @@ def test_a_draft_that_was_idle_for_a_while_catches_up(name):
     assert all(n == length for length, n in stats.total().steps), "the target itself drafts: all must be accepted"
 
 
+def test_a_drafted_end_token_ends_the_draft():
+    text = tiny.greedy(tiny.shared("llama"), tiny.prompts((9,)), eos_token_id=tiny.NEVER_EMITTED)[0, 9:].tolist()
+    end = next(n for n in range(6, 12) if text[n] not in text[:n] and n % 6)  # within a draft of six
+    stats = greedy_equals(Constant(5), (9,), "always", eos_token_id=text[end])
+    assert stats.total().num_draft_tokens == sum(n for _, n in stats.total().steps.elements()) > 0
+
+
 def test_a_companion_has_nothing_to_read_in_a_round_without_drafts():
     companion = tiny.noisy(tiny.shared("llama"), 0.2)
     greedy_equals(LossyPolicy(stop=Sometimes(), filter=ObserveOnlyFilter(companion)), RAGGED)

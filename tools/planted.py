@@ -104,6 +104,7 @@ FAULTS = (
     Fault("server stop window", "server/detokenize.py", "max(self._searched - self.stops.reach, 0)", "self._searched", "server/test_stop_texts.py"),
     Fault("server special whole", "server/detokenize.py", "if at in positions and at + size in positions", "if at in positions", "server/test_stop_texts.py"),
     Fault("server offset of marks", "server/detokenize.py", "offsets.append(begin - self._marks)", "offsets.append(begin)", "server/test_stop_texts.py"),
+    Fault("server usage", "server/answers.py", "self.choices[::per_prompt]", "self.choices", "server/test_logprobs.py"),
     Fault("server tenants", "server/worker.py", "pool = self._pools.setdefault(request.tenant, SuffixMemory(POOL_TOKENS))", 'pool = self._pools.setdefault("", SuffixMemory(POOL_TOKENS))', "server"),
     Fault("server tenants' prompts", "server/routes.py", 'tenant = hashlib.sha256(http.headers.get("authorization", "").encode()).hexdigest()', 'tenant = ""', "server/test_server.py"),
     Fault("server stop texts", "server/detokenize.py", "end -= self.stops.count_begun(text)", "pass", "server/test_logprobs.py"),

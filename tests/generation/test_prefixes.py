@@ -3,7 +3,7 @@
 import pytest
 import torch
 from support import small
-from support.many import SETTINGS, alone, enabled_pair, prompts, together
+from support.many import SETTINGS, alone, count_read, enabled_pair, prompts, together
 from support.serving import serving
 from support.tiny import lora, peft_warns
 
@@ -18,16 +18,7 @@ from hf_lossy_assist.models.prefix_cache import PrefixCache
 @pytest.fixture
 def read(monkeypatch):
     """The tokens that prompts cost, of each block."""
-    found, original = [], module.read_some
-
-    def counted(call, most):
-        before = sum(call.target.lengths)
-        out = original(call, most)
-        found.append(sum(call.target.lengths) - before)
-        return out
-
-    monkeypatch.setattr(module, "read_some", counted)
-    return found
+    return count_read(monkeypatch)
 
 
 def families(count=3, members=4, length=60):

@@ -88,7 +88,9 @@ def test_a_chat_has_those_of_a_plain_forward(models, running, name):
 def test_a_completion_has_them_by_token(models, running, monkeypatch):
     given = {"model": "demo", "prompt": [PROMPT, "Paris"], "max_tokens": 12, "temperature": 1.0, "seed": 5, "n": 2}
     create = running.client().completions.create
-    choices = create(**given, logprobs=3).choices
+    out = create(**given, logprobs=3)
+    choices, tokenizer = out.choices, models[2]
+    assert out.usage.prompt_tokens == sum(len(tokenizer(text)["input_ids"]) for text in given["prompt"]), "once each"
     assert [choice.index for choice in choices] == [0, 1, 2, 3] and len({choice.text for choice in choices}) == 4
     for choice, prompt in zip(choices, [PROMPT, PROMPT, "Paris", "Paris"], strict=True):
         found = choice.logprobs

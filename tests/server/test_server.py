@@ -15,13 +15,13 @@ import openai
 import pytest
 import torch
 from prometheus_client import generate_latest
+from support.many import count_read
 from support.serving import serving
 from transformers import PreTrainedModel
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import demo
 from hf_lossy_assist.batch.suffix_memory import SuffixMemory
-from hf_lossy_assist.generation import scheduler
 from hf_lossy_assist.server.http import listen
 
 
@@ -403,15 +403,7 @@ def test_finished_texts_and_predictions_of_one_tenant(models):
 @pytest.mark.parametrize("drafter", [None, "suffix"])
 def test_prefixes_of_one_tenant(models, drafter, monkeypatch):
     """A prompt that another key has sent costs what it costs alone, so that its time tells nothing."""
-    costs, original = [], scheduler.read_some
-
-    def counted(call, most):
-        before = sum(call.target.lengths)
-        out = original(call, most)
-        costs.append(sum(call.target.lengths) - before)
-        return out
-
-    monkeypatch.setattr(scheduler, "read_some", counted)
+    costs = count_read(monkeypatch)
     prompt, (target, draft, tokenizer) = demo.problems(1, seed=7)[0].prompt, models
     whole = len(tokenizer(prompt)["input_ids"]) - 1
     pair = (target, draft, tokenizer) if drafter is None else (target, None, tokenizer)

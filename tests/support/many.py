@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 import hf_lossy_assist as hla
+from hf_lossy_assist.generation import scheduler
 from support import small
 from support.tiny import NEVER_EMITTED
 
@@ -49,3 +50,17 @@ def alone_on_copy(model: Any, prompt: torch.Tensor, **settings: Any) -> list[int
     mask = torch.ones_like(prompt)[None]
     out = copy.deepcopy(model).generate(input_ids=prompt[None], attention_mask=mask, **settings)
     return out[0, len(prompt) :].tolist()
+
+
+def count_read(monkeypatch: Any) -> list[int]:
+    """Return a list that gets the number of prompt tokens that the target reads in each block from now on."""
+    counts, original = [], scheduler.read_some
+
+    def counted(call, most):
+        before = sum(call.target.lengths)
+        out = original(call, most)
+        counts.append(sum(call.target.lengths) - before)
+        return out
+
+    monkeypatch.setattr(scheduler, "read_some", counted)
+    return counts

@@ -2,8 +2,7 @@
 
 Kim et al., "Speculative Verification" (huggingface.co/papers/2509.24328); the exact correction is ours (docs/explanation/sv-exactness.md).
 The tokens of a batch to verify are chosen by expected tokens per second (§5): a row's i-th drafted token adds π_i = P̂_1 ⋯ P̂_i to the expected
-accepted tokens, so the next best token of a batch is the one with the highest π in any row. Tokens are added while expected tokens ÷
-seconds increases. Whether a token is added never depends on later tokens of its row.
+accepted tokens, so the next best token of a batch has the highest π. Tokens are added while expected tokens ÷ seconds increases. Whether a token is added never depends on later tokens of its row.
 """
 
 from collections.abc import Mapping

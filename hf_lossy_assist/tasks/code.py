@@ -1,6 +1,6 @@
 """A task whose answer is the outcome of a program's tests: HumanEval (Chen et al. 2021) and files in its format.
 
-Each program runs in a process of its own, in bubblewrap's sandbox unless the caller disables it (docs/security.md).
+Each program runs in its own process, in bubblewrap's sandbox unless the caller disables it (docs/security.md).
 """
 
 import os
@@ -62,7 +62,7 @@ def sandbox_command() -> list[str]:
 
 @cache
 def why_no_sandbox() -> str | None:
-    """Return why programs cannot be sandboxed here, or None if they can. Tried once, with a real process."""
+    """Return why programs cannot be sandboxed here, or None if they can."""
     try:
         outcome = run_program("", SLACK, sandbox=True)
     except OSError as error:
@@ -70,37 +70,35 @@ def why_no_sandbox() -> str | None:
     return None if outcome == PASSED else f"bubblewrap does not work here ({outcome})"
 
 
+def run(command: list[str], data: bytes, timeout: float, folder: str) -> tuple[int, list[str]]:
+    """Return the exit status of `command` in `folder`, killed after `timeout` seconds, and the last lines of its output."""
+    with tempfile.TemporaryFile() as output:  # a pipe could be endless, or held open by others
+        process = subprocess.Popen(
+            command, env={}, cwd=folder, stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True
+        )
+        try:
+            with suppress(subprocess.TimeoutExpired):
+                process.communicate(data, timeout)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # with all that it started and that has not left its group
+            status = process.wait()
+        output.seek(max(0, output.seek(0, os.SEEK_END) - LONGEST))
+        return status, output.read().decode(errors="replace").strip().splitlines()
+
+
 def run_program(program: str, timeout: float, sandbox: bool) -> str:
     """Run `program` for up to `timeout` seconds. Returns "passed", "failed: …" with the last line of its output, or "failed: timed out"."""
     secret, command = secrets.token_hex(16), [sys.executable, "-I", "-B", "-u", "-c", RUNNER]
     data = f"{secret}\n{timeout}\n{program}".encode(errors="replace")
-    with (
-        suppress(RecursionError),
-        tempfile.TemporaryDirectory(prefix="hf-lossy-", ignore_cleanup_errors=True) as folder,
-    ):
-        # Not a pipe, which could be endless, or be held open by remaining processes.
-        with tempfile.TemporaryFile() as output:
-            process = subprocess.Popen(
-                [*sandbox_command(), *command] if sandbox else command,
-                env={},
-                cwd=folder,
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
-            try:
-                with suppress(subprocess.TimeoutExpired):
-                    process.communicate(data, timeout + SLACK)
-            finally:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)  # with all that it started, unless that has left its group
-                process.wait()
-            output.seek(max(0, output.seek(0, os.SEEK_END) - LONGEST))
-            lines = output.read().decode(errors="replace").strip().splitlines()
+    try:
+        with tempfile.TemporaryDirectory(prefix="hf-lossy-", ignore_cleanup_errors=True) as folder:
+            status, lines = run([*sandbox_command(), *command] if sandbox else command, data, timeout + SLACK, folder)
+    except RecursionError:  # folders within folders, more than Python removes
+        subprocess.run(["rm", "-rf", folder], check=False)
     if any(secret in line for line in lines):
         return PASSED
-    if process.returncode in LATE:
+    if status in LATE:
         return "failed: timed out"
     return f"failed: {one_line(lines[-1])}" if lines else "failed: it ended before its tests did"
 
@@ -114,8 +112,8 @@ def defines(code: str, name: str) -> bool:
 
 
 def find_code(response: str, name: str) -> str | None:
-    """Return the code of a chat response: its last fenced block, of those that define `name` if there are any, else the response itself if it
-    defines `name` or begins indented like a function's body. None if there is neither."""
+    """Return the code of a chat response: its last fenced block, of those that define `name` if any does, else the response if it defines
+    `name` or begins indented like a function's body, else None."""
     blocks = [block for block in map(textwrap.dedent, _BLOCK.findall(response)) if block.strip()]
     if blocks:
         return next((block for block in reversed(blocks) if defines(block, name)), blocks[-1])
@@ -176,7 +174,7 @@ class CodeTask(FileTask):
         return Problem(prompt, PASSED, fields | {"task_id": row.optional("task_id") or row.where})
 
     def extract(self, problem: Problem, response: str) -> str | None:
-        """Return the outcome of the tests, which are run now; for its meaning see the class."""
+        """Return the outcome of the tests, which are run now."""
         prompt, test, name = (problem.extra[field] for field in ("prompt", "test", "entry_point"))
         code = self.find_continuation(response, name)
         if code is None:
@@ -188,7 +186,7 @@ class CodeTask(FileTask):
         code = find_code(response, name)
         if self.chat or code is not None and "```" in response and defines(code, name):
             return None if code is None else continue_prompt(code, name)
-        return self.cut(response) if response.strip() else None  # not stripped: it may continue the prompt's last line
+        return self.cut(response) if response.strip() else None  # it may continue the prompt's last line
 
     def same(self, problem: Problem, reference: str, answer: str) -> bool:
         return (reference == PASSED) == (answer == PASSED)

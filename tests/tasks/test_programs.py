@@ -101,6 +101,7 @@ def test_no_folder_is_left_however_deep(task, tmp_path, monkeypatch):
     assert sorted(tmp_path.iterdir()) == before
     deep = ["import posix", "for n in range(3000):", "    posix.mkdir('d')", "    posix.chdir('d')"]
     assert outcome(task, *deep, "return a + b") == "passed"
+    assert sorted(tmp_path.iterdir()) == before
 
 
 @pytest.mark.nightly

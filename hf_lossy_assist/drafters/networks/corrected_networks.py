@@ -1,9 +1,8 @@
 """DFlash's block with a correction of each position by the token before it: DFlash 2 and DSpark.
 
 DFlash 2 has short convolutions over the positions, and a selector that scores a position's likeliest tokens again; its
-tensors are named as in z-lab's code (github.com/z-lab/dflash) and in `speculators`, and there is no paper. DSpark
-(huggingface.co/papers/2607.05147) has a bias by the token before, and a head that estimates acceptance; its tensors are
-named as in DeepSpec, the authors' code, and in `speculators`.
+tensors are named as in z-lab's code (github.com/z-lab/dflash). DSpark (huggingface.co/papers/2607.05147) has a bias by
+the token before, and a head that estimates acceptance; its tensors are named as in DeepSpec, the authors' code.
 """
 
 from collections import OrderedDict

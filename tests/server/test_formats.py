@@ -1,6 +1,7 @@
 """`response_format`: texts of a schema through the server, as `generate` writes them; and schemas that nobody should have to wait for."""
 
 import json
+import multiprocessing
 import os
 import signal
 import time
@@ -214,6 +215,7 @@ def test_a_grammar_that_takes_too_much_memory_is_named_as_such(running, monkeypa
 def test_where_no_process_begins_the_client_may_ask_again(running, monkeypatch):
     if running.server.grammars.process is not None:
         running.server.grammars.process.close()
+    monkeypatch.setattr(grammar_process, "SPAWN", multiprocessing.get_context("spawn"))
     with monkeypatch.context() as patch:
         patch.setattr("multiprocessing.spawn._python_exe", b"/bin/false")
         with pytest.raises(openai.InternalServerError, match="did not begin: ask again") as refused:

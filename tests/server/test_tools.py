@@ -112,13 +112,11 @@ class Written:
 
     def ask(self, text, stream=False, **more):
         """The answer's message and why it ended, in one piece or put together of a stream's."""
-        body = {
-            "model": "demo",
-            "messages": [TURN],
-            "temperature": 0,
-            "max_tokens": 200,
-            "tools": [WEATHER, CLOCK],
-        } | more
+        body = (
+            {"model": "demo", "messages": [TURN], "temperature": 0, "max_tokens": 200}
+            | {"tools": [WEATHER, CLOCK]}
+            | more
+        )
         tools = None if body.get("tool_choice") == "none" else show(body["tools"])
         prompt = render(self.tokenizer, body["messages"], tools=tools)
         write_script(self.running.worker.target, self.tokenizer, self.tokenizer(prompt + text)["input_ids"])

@@ -12,7 +12,7 @@ def scripted(tokenizer: Any, script: list[int], width: int = 96) -> GPT2LMHeadMo
     """A model of up to `width` tokens, whose token at each place is that of `script`, whatever stands before it."""
     end = tokenizer.eos_token_id
     config = GPT2Config(
-        vocab_size=len(tokenizer), n_positions=width, n_embd=width, n_layer=1, n_head=1, tie_word_embeddings=False,
+        vocab_size=len(tokenizer), n_positions=width, n_embd=width, n_inner=1, n_layer=1, n_head=1, tie_word_embeddings=False,
         pad_token_id=tokenizer.pad_token_id, bos_token_id=None, eos_token_id=end,
     )  # fmt: skip
     model = GPT2LMHeadModel(config).eval()
@@ -31,5 +31,4 @@ def write_script(model: GPT2LMHeadModel, tokenizer: Any, script: list[int]) -> N
     """Have a model of `scripted` write another script."""
     width = model.config.n_positions
     model.lm_head.weight.zero_()
-    for place in range(width):
-        model.lm_head.weight[(script + [tokenizer.eos_token_id] * width)[place + 1], place] = 1.0
+    model.lm_head.weight[(script + [tokenizer.eos_token_id] * width)[1 : width + 1], torch.arange(width)] = 1.0

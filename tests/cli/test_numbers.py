@@ -65,7 +65,7 @@ def test_every_number_of_the_command_line(quick, tmp_path, monkeypatch):
         if (command == "generate") != quick or option == "--shots":  # of a task, in whose tests it is
             continue
         given = [there.get(x, x) for x in (*words, *ARGUMENTS[command], *BESIDE.get(f"{command} {option}", []))]
-        for number in ["1" + "0" * 30, "1" + "0" * 400, "-1", *(["nan", "-inf"] if fraction else [])]:
+        for number in ["1" + "0" * 400, "-1", *(["nan"] if fraction else [])]:
             ran = CliRunner().invoke(app, [*given, f"{option}={number}"])
             one_line(ran.exception, f"{command} {option}={number[:20]}: {ran.output}")
             named = "lam" if option == "--lambda" else option.strip("-").replace("-", "_")

@@ -229,10 +229,10 @@ def test_long_texts_are_measured_part_by_part_and_resumed(of, tmp_path):
     """Beyond the end token; after an interruption only what is missing is written."""
     along, prompts, file = of["along_texts"], tmp_path / "prompts.jsonl", tmp_path / "long.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": p.prompt}) + "\n" for p in hla.demo.problems(2, seed=4)))
-    pair = along.LongPair(*(str(hla.demo.FOLDER / name) for name in ("target", "eagle3_drafter")), prompts, tokens=80)
-    run = {"texts": 2, "seed": 1, "windows": [8, 72, 999], "policies": {"constant": "strict", "svip": "svip"}}
+    pair = along.LongPair(*(str(hla.demo.FOLDER / name) for name in ("target", "eagle3_drafter")), prompts, tokens=24)
+    run = {"texts": 2, "seed": 1, "windows": [8, 24, 999], "policies": {"constant": "strict", "svip": "svip"}}
     found = along.long_run(run, pair, file)
-    assert found.windows == [8, 72] and all(len(text) == 2 and min(text) > 0 for texts in found.seconds.values() for text in texts)  # fmt: skip
+    assert found.windows == [8, 24] and all(len(text) == 2 and min(text) > 0 for texts in found.seconds.values() for text in texts)  # fmt: skip
     first, second = file.read_text().splitlines()
     file.write_text(first + "\n")
     again = along.long_run(run, pair, file)

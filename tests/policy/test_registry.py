@@ -1,4 +1,4 @@
-"""Proves that an entry says what is so: its neutral setting is strict acceptance bit by bit, and a name of one's own works everywhere."""
+"""Proves that an entry says what is so, and that a name of one's own works everywhere. `rules/test_rule_matrix.py`: neutral settings are strict."""
 
 import dataclasses
 import json
@@ -6,9 +6,6 @@ from types import SimpleNamespace
 from typing import Literal
 
 import pytest
-import torch
-from support import tiny
-from support.heads import make_head
 from support.refusals import refused
 from support.rule_cases import CASES
 
@@ -19,58 +16,6 @@ from hf_lossy_assist.registry import KINDS, REQUIRED, Names, find_entry, list_en
 from hf_lossy_assist.registry.frozen import Count, Share
 from hf_lossy_assist.rules import RULES
 from hf_lossy_assist.stops import STOPS
-
-
-def doubting():
-    """A head that says P(acceptable) = 0.5 of the state that predicts a token."""
-    return hla.LinearHead(hla.HeadConfig(SIZE)).eval()
-
-
-def judging():
-    """A head that says P(important) of the target's state, and likes to let tokens pass."""
-    return make_head(SIZE, bias=-3.0, threshold=0.5)
-
-
-SIZE = 32
-HEADS = {"judge": judging, "autojudge": judging, "sprinter": doubting}
-
-
-def speculated(policy, sampling):
-    """Generate with a tiny target and a draft that is often right, in a batch."""
-    model = tiny.shared("llama")
-    more = {"do_sample": True, "temperature": 1.5, "top_k": 0} if sampling else {}
-    torch.manual_seed(3)
-    return tiny.assisted(
-        model, tiny.prompts((9, 1, 4)), tiny.draft_of(model, "often"), policy, eos_token_id=tiny.NEVER_EMITTED, **more
-    )
-
-
-def neutral(entry):
-    if entry.kind == "method":
-        return entry.make(HEADS[entry.name](), **entry.neutral)
-    spec = {entry.kind: {"name": entry.name, **entry.example, **entry.neutral}, **entry.beside}
-    if entry.name in HEADS:
-        spec[entry.kind]["head"] = HEADS[entry.name]()
-    return hla.LossyPolicy.from_dict(spec)
-
-
-LOSSY = [
-    e for kind in ("rule", "method") for e in registry.list_entries(kind) if e.neutral is not None and e.name != "sv"
-]
-
-
-@pytest.mark.full
-@pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")
-def test_the_neutral_setting_is_strict_acceptance():
-    """For rules and methods; `rules/test_rule_matrix.py` compares rules on single tokens."""
-    for entry in LOSSY:
-        policy = neutral(entry)
-        strict = hla.LossyPolicy(stop=policy.stop)
-        for mode in policy.rule.modes:
-            at_neutral, other = (speculated(each, mode == "sampling") for each in (policy, strict))
-            counts, expected = at_neutral.speculation, other.speculation
-            assert torch.equal(at_neutral.sequences, other.sequences) and counts.num_lossy_accepts == 0, entry.name
-            assert counts.rows == expected.rows and 0 < expected.draft_acceptance_rate < 1, entry.name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -239,6 +184,8 @@ def test_every_entry_is_of_its_class_and_says_what_is_so():
             assert entry.neutral and entry.source and entry.class_name == cls.__name__, name
             assert list(entry.parameters) == [f.name for f in dataclasses.fields(cls)], name
             assert kind != "stop" or entry.guarantee == "lossless", name
+    assert [ENTRIES["method", name].neutral["threshold"] for name in ("sprinter", "autojudge")] == [1.0, 0.0]
+    assert ENTRIES["rule", "judge"].neutral == {"threshold": 0.0}
     for name, case in CASES.items():
         if name in RULES and (guarantee := find_entry("rule", name).guarantee) != "depends":
             assert {rule.lossless for rule in case.ladder} <= {guarantee == "lossless"}, name

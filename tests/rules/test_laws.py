@@ -47,7 +47,7 @@ def test_decide_draws_by_that_law(certain):
     assert p_value(Everything()) < REJECT
 
 
-@pytest.mark.full
+@pytest.mark.nightly  # `test_lossless_registry.py` has the law of whole texts, and the test above that of real coins
 @pytest.mark.filterwarnings("ignore:.*policy is lossy")
 def test_samples_have_the_targets_distribution():
     """All 216 texts of three tokens; the same counts find a rule that is wrong."""

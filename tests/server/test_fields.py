@@ -185,7 +185,7 @@ def test_any_value_of_any_field_is_refused_in_one_line_or_served(tokenizer, requ
         else:
             served.append({"stream": False} | base | {name: value})
     assert len(served) > 100
-    for body in served[:: len(served) // 60] if sent else []:
+    for body in served[:: len(served) // 24] if sent else []:
         try:
             request.getfixturevalue("ask")(body)
         except urllib.error.HTTPError as refused:  # by `generate`
@@ -327,5 +327,5 @@ def test_an_assistants_message_at_the_end_is_continued():
     assert render(ANY, *turns, ("user", "who?")) == "<user>hi</><assistant>I am </><user>who?</><assistant>"
     with pytest.raises(RequestError, match="the chat template refuses them: continue_final_message"):
         render(DEVELOPER, *turns)
-    turns = [("user", "a"), ("assistant", "b")] * 10_000 + [("user", "c")]
+    turns = [("user", "a"), ("assistant", "b")] * 3_000 + [("user", "c")]
     assert render(ANY, *turns).endswith("<assistant>")

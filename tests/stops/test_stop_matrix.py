@@ -180,7 +180,7 @@ def test_rows_in_another_order_draft_the_same(names):
     """Also with other numbers in the call: what is kept of a row is its own."""
     for name in names:
         stop, found = CASES[name].stop, walk(CASES[name].stop)
-        for order in itertools.islice(itertools.permutations(range(4)), 1, None, 5):
+        for order in ((1, 3, 0, 2), (3, 2, 1, 0)):
             assert walk(stop, order=order) == walk(stop, numbers=order) == walk(stop, order[::-1], order) == found
 
 
@@ -200,7 +200,7 @@ def test_in_generate(name):
     prompts, together = tiny.prompts(RAGGED), write(case.stop, **WHOLE).speculation.rows
     sent = {length for row in together for length, _ in row.steps}
     assert (len(sent) > 2 or not case.varied) and max(sent) <= case.stop.longest
-    for b, width in enumerate(RAGGED if case.rows_apart else ()):
+    for b, width in list(enumerate(RAGGED))[::3] if case.rows_apart else ():
         alone = {key: value[b : b + 1, -width:] for key, value in prompts.items()}
         [row] = write(case.stop, inputs=alone, **WHOLE).speculation.rows
         assert row.steps == together[b].steps and row.token_sources == together[b].token_sources

@@ -21,13 +21,11 @@ SETTINGS = {"policy": "svip", "max_new_tokens": 24, "max_rows": 2, "do_sample": 
 
 @pytest.fixture(scope="module")
 def cluster():
-    """Three nodes with a core each."""
+    """One node; `connected` adds two."""
     from ray.cluster_utils import Cluster
 
     os.environ |= {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "OMP_NUM_THREADS": "1"}
     found = Cluster(initialize_head=True, head_node_args=NODE | {"include_dashboard": False})
-    found.add_node(**NODE)
-    found.add_node(**NODE)
     yield found
     ray.shutdown()
     found.shutdown()
@@ -35,6 +33,8 @@ def cluster():
 
 @pytest.fixture
 def connected(cluster):
+    while len(cluster.list_all_nodes()) < 3:
+        cluster.add_node(**NODE)
     ray.init(address=cluster.address, log_to_driver=False)
     yield cluster
     ray.shutdown()

@@ -18,8 +18,8 @@ from support.commands import prompts_file
 from hf_lossy_assist.artifacts.sv_profile import Profile
 
 
-COMPARE = ("compare", "--limit", 3, "--max-new-tokens", 12, "--no-static", "--policies", "svip", "--batch-size", "1,2")
-GENERATE = ("generate", "--policy", "svip", "--do-sample", "--max-new-tokens", 16, "--batch-size", 2, "--json")
+COMPARE = ("compare", "--limit", 3, "--max-new-tokens", 8, "--no-static", "--policies", "svip", "--batch-size", 2)
+GENERATE = ("generate", "--policy", "svip", "--do-sample", "--max-new-tokens", 8, "--batch-size", 2, "--json")
 COLLECT = ("collect", "--limit", 4, "--max-new-tokens", 8, "--batch-size", 1)
 MINE = ("mine", "--limit", 3, "--max-new-tokens", 64, "--batch-size", 1)
 TUNE = ("tune", "--limit", 6, "--first", 2, "--max-new-tokens", 72, "--policies", "svip,top_k:k=3+svip")
@@ -40,9 +40,9 @@ def answers(folder: Path):
 @pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.nightly)])
 def test_several_processes_do_what_one_does(hf_lossy, tmp_path, count):
     generate = (*GENERATE, "--prompts", prompts_file(tmp_path, 5))
-    jobs = {"compare": COMPARE, "collect": COLLECT, "mine": MINE}
+    jobs = {"compare": COMPARE, "collect": COLLECT}
     if count > 2:
-        jobs |= {"profile": PROFILE, "tune": TUNE}
+        jobs |= {"mine": MINE, "profile": PROFILE, "tune": TUNE}
     alone, both = ({name: tmp_path / f"{name}{n}" for name in jobs} for n in (1, count))
     for name, command in jobs.items():
         assert hf_lossy(*command, "--out", alone[name]).code == 0
@@ -56,9 +56,9 @@ def test_several_processes_do_what_one_does(hf_lossy, tmp_path, count):
     assert written["speculation"]["num_spec_steps"] == texts["speculation"]["num_spec_steps"]
     assert answers(both["compare"]) == answers(alone["compare"])
     assert sorted(os.listdir(both["compare"])) == sorted(os.listdir(alone["compare"]))
-    for name, least in {"collect": 50, "mine": 5}.items():
+    for name in jobs.keys() & {"collect", "mine"}:
         rows = [load_from_disk(str(run[name])).to_list() for run in (alone, both)]
-        assert rows[0] == rows[1] and len(rows[0]) > least, name
+        assert rows[0] == rows[1] and len(rows[0]) > 5, name
     if count > 2:
         lines = (answers(run["tune"])[0] for run in (alone, both))
         texts = [{(arm, number): (ids, right) for _, arm, number, ids, right, *_ in each} for each in lines]

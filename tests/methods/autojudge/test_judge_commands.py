@@ -9,7 +9,7 @@ from support.commands import DEMO
 from support.hub_server import card_problems
 from support.mining import undisturbed
 
-from hf_lossy_assist import AutoJudge, Head, LossyPolicy, demo
+from hf_lossy_assist import AutoJudge, Head, LossyPolicy
 from hf_lossy_assist.methods.autojudge.dataset import RECORD
 
 
@@ -22,10 +22,10 @@ pytestmark = [
 
 def test_mine_fit_generate_push_pull(hf_lossy, hub, tmp_path):
     mined = tmp_path / "mined"
-    assert hf_lossy("mine", "--task", "demo", "--limit", 24, "--batch-size", 12, "--out", mined).code == 0
+    assert hf_lossy("mine", "--task", "demo", "--limit", 12, "--batch-size", 12, "--out", mined).code == 0
     facts = json.loads((mined / RECORD).read_text())
     found = facts["found"]
-    assert facts["settings"]["max_new_tokens"] == 96 and facts["problems"] == 24
+    assert facts["settings"]["max_new_tokens"] == 96 and facts["problems"] == 12
     assert 0 < found["important"] < found["mismatches"] == len(load_from_disk(str(mined)))
     assert card_problems((mined / "README.md").read_text()) == ([], [])
 
@@ -37,16 +37,11 @@ def test_mine_fit_generate_push_pull(hf_lossy, hub, tmp_path):
     assert fitted.out.splitlines()[-1] == last
     assert Head.from_pretrained(head).config.polarity == "important"
 
-    options = ("--max-new-tokens", 40, "--json", "--seed", 3, "--policy")
-    lossy = hf_lossy("generate", *options, f"autojudge:head={head},threshold=0.9,window=8").json
+    policy = f"autojudge:head={head},threshold=0.9,window=8"
+    lossy = hf_lossy("generate", "--max-new-tokens", 40, "--json", "--seed", 3, "--policy", policy).json
     assert lossy["policy"]["rule"] == {"name": "judge", "head": str(head), "threshold": 0.9}
     assert lossy["policy"]["stop"] == {"name": "constant", "gamma": 8}
     assert lossy["speculation"]["lossless"] is False and lossy["speculation"]["num_lossy_accepts"] > 0
-    strict = hf_lossy("generate", "--batch-size", 3, *options, f"autojudge:head={head},threshold=0").json
-    alone = hf_lossy("generate", *options, "target").json
-    assert [o["token_ids"] for o in strict["outputs"]] == [o["token_ids"] for o in alone["outputs"]]
-    shipped = hf_lossy("generate", *options, "autojudge").json
-    assert shipped["policy"]["rule"]["threshold"] == demo.head("autojudge").config.threshold
 
     for folder, repo in ((head, "org/judge"), (mined, "org/mined")):
         url = hf_lossy("push", folder, repo)

@@ -24,7 +24,7 @@ from hf_lossy_assist.training.verifier_dataset import KINDS, REPLACED, label_acc
 
 
 ORIGINAL, DRAFT, TARGET, MIXED = range(4)
-NEW = 12
+NEW = 8
 
 
 def texts(count: int, seed: int = 0) -> list[PromptText]:

@@ -2,7 +2,7 @@
 
 import json
 import math
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -31,10 +31,11 @@ from hf_lossy_assist.training.verifier_dataset import KINDS, REPLACED, VerifierD
 
 W = torch.tensor([1.5, -1.0, 0.5, 0.0, 2.0, -0.5])
 BIAS = 1.0
+QUICK, MLP = HeadFitSettings(learning_rate=0.01), HeadFitSettings("mlp", 8, learning_rate=0.01)
 SCALE = torch.tensor([0.1, 1.0, 5.0, 20.0, 0.5, 1.0])  # features of very different spread, far from 0
 
 
-def table(prompts: int = 160, each: int = 10, seed: int = 0) -> VerifierDataset:
+def table(prompts: int = 100, each: int = 10, seed: int = 0) -> VerifierDataset:
     given = drawn(KINDS, prompts, each, lambda x: x @ W + BIAS, seed, temperature=0.8, top_k=7)
     given.features = given.features * SCALE + 3 * SCALE
     return given
@@ -43,11 +44,6 @@ def table(prompts: int = 160, each: int = 10, seed: int = 0) -> VerifierDataset:
 def bayes(part: VerifierDataset, lam: float) -> torch.Tensor:
     """P(acceptable) of each record."""
     return ((part.features - 3 * SCALE) / SCALE @ W + BIAS + np.log(lam)).sigmoid()
-
-
-@cache
-def big() -> VerifierDataset:
-    return table()
 
 
 def held_out_part(given: VerifierDataset, seed: int = 0) -> VerifierDataset:
@@ -63,8 +59,9 @@ def brier(v: torch.Tensor, y: torch.Tensor) -> float:
 
 @pytest.mark.parametrize(("kind", "balance"), [("linear", True), pytest.param("mlp", False, marks=pytest.mark.full)])
 def test_a_known_distribution_is_found(kind, balance):
-    head, report = fit_head(big(), 1.2, HeadFitSettings(kind=kind, balance=balance))
-    part = held_out_part(big())
+    given = table()
+    head, report = fit_head(given, 1.2, HeadFitSettings(kind=kind, balance=balance, learning_rate=0.01))
+    part = held_out_part(given)
     best, y = bayes(part, 1.2), label_acceptable(part.p, part.q, 1.2)
     with torch.no_grad():
         v = head(part.features)
@@ -102,7 +99,7 @@ def test_a_split_shares_no_prompt(count):
 def test_a_seed_names_a_head():
     small = table(prompts=24, each=4)
     state = torch.random.get_rng_state()
-    one, two, other = (fit_head(small, 1.2, HeadFitSettings(kind="mlp", seed=seed))[0] for seed in (3, 3, 4))
+    one, two, other = (fit_head(small, 1.2, HeadFitSettings("mlp", max_epochs=9, seed=seed))[0] for seed in (3, 3, 4))
     assert one.digest == two.digest != other.digest and torch.equal(torch.random.get_rng_state(), state)
 
 
@@ -117,21 +114,22 @@ def test_early_stopping_keeps_the_best_epoch():
         settings = HeadFitSettings("mlp", balance=False, learning_rate=0.05, batch_size=32, max_epochs=epochs, patience=patience)  # fmt: skip
         return fit_head(small, 1.2, settings)[0]
 
-    heads = [fit(epochs) for epochs in range(1, 16)]
+    heads = [fit(epochs) for epochs in range(1, 13)]
     losses = [torch.nn.functional.binary_cross_entropy(head(x), y).item() for head in heads]
     digests = [head.digest for head in heads]
     assert all(after <= before + 1e-5 for before, after in zip(losses, losses[1:], strict=False))
     assert digests[-1] == digests[-2] == digests[-3], "the last epochs should not have been better"
     assert len(set(digests)) > 1, "the first epoch should not have been the best"
     worse = next(i for i, (a, b) in enumerate(zip(digests, digests[1:], strict=False)) if a == b)
-    assert fit(200).digest == digests[-1]
-    assert fit(200, patience=1).digest == digests[worse], "patience 1 ends at the first epoch that is no better"
+    assert fit(50).digest == digests[-1]
+    assert fit(50, patience=1).digest == digests[worse], "patience 1 ends at the first epoch that is no better"
 
 
 @pytest.mark.full
 def test_figures_are_what_they_are_called():
-    head, report = fit_head(big(), 0.7)
-    part = held_out_part(big())
+    small = table(prompts=60, each=5)
+    head, report = fit_head(small, 0.7, QUICK)
+    part = held_out_part(small)
     with torch.no_grad():
         v = head(part.features)
     y = part.q <= 0.7 * part.p
@@ -151,7 +149,6 @@ def test_figures_are_what_they_are_called():
 
 
 TOKEN = FeatureSpec(position="token")
-QUICK = HeadFitSettings("linear", learning_rate=0.01)
 
 
 def accepted_table(prompts: int = 100, each: int = 40) -> VerifierDataset:
@@ -215,8 +212,8 @@ def test_a_dataset_comes_back_as_it_was(data):
 def test_a_heads_folder_is_whole(data, tmp_path):
     collected = write(accepted_table(40, 25), tmp_path / "data")
     for name, (head, report), words in (
-        ("sprinter", fit_sprinter(data, tmp_path / "deep" / "sprinter", settings=HeadFitSettings("mlp", 8)), ["org/draft"]),
-        ("specdec", fit_specdec(collected, tmp_path / "deep" / "specdec", HeadFitSettings("mlp", 8), weight=3.0),
+        ("sprinter", fit_sprinter(data, tmp_path / "deep" / "sprinter", settings=MLP), ["org/draft"]),
+        ("specdec", fit_specdec(collected, tmp_path / "deep" / "specdec", MLP, weight=3.0),
          ["Lossless", 'lossy_policy="specdec", head=head']),
     ):  # fmt: skip
         folder, report = tmp_path / "deep" / name, report[0] if name == "sprinter" else report
@@ -234,7 +231,7 @@ def test_a_heads_folder_is_whole(data, tmp_path):
 
 @pytest.mark.full
 def test_what_a_head_records(data, tmp_path):
-    head, _ = fit_sprinter(data, tmp_path / "head", settings=HeadFitSettings(seed=2))
+    head, _ = fit_sprinter(data, tmp_path / "head", settings=HeadFitSettings(learning_rate=0.01, seed=2))
     config = head.config
     assert config.decoding == {"do_sample": True, "temperature": 0.8, "top_k": 7, "top_p": 1.0}
     assert (config.method, config.polarity, config.hidden_size) == ("sprinter", "acceptable", H)

@@ -174,10 +174,10 @@ def test_samples(models, plain):
 
 @pytest.mark.full
 def test_samples_where_two_models_are_one(models, plain):
-    alike = collected(models, companion=models.draft)
+    alike = collected(models, count=2, companion=models.draft)
     np.testing.assert_allclose(alike.s, 1.0, atol=1e-4)
     np.testing.assert_allclose(alike.a, 1.0, atol=1e-3)
-    certain = collected(models, draft=models.target)
+    certain = collected(models, count=2, draft=models.target)
     np.testing.assert_allclose(certain.x, 1.0, atol=1e-3)
     np.testing.assert_allclose(certain.similarity, 1.0, atol=1e-4)
     np.testing.assert_allclose(collected(models, companion=models.target).s, plain.similarity, atol=1e-4)
@@ -316,7 +316,7 @@ def test_a_made_profile(models, made):
 
 
 @pytest.mark.full
-def test_what_is_refused_leaves_nothing(models, made, tmp_path):
+def test_what_is_refused_leaves_nothing(models, tmp_path):
     def run(settings=QUICK, count=3, out=tmp_path / "x", **others):
         given = {"target": models.target, "draft": models.draft, "companion": models.companion} | others
         return profile(**given, tokenizer=models.tokenizer, texts=texts(count), out=out, settings=settings)
@@ -324,7 +324,7 @@ def test_what_is_refused_leaves_nothing(models, made, tmp_path):
     llama, t5 = tiny.build("llama"), tiny.build("t5")
     for changes, words in (
         ({}, "3 prompts gave .* drafted tokens; at least 1000 are needed: pass more prompts"),
-        ({"count": 0}, "at least 2 prompts .*got 0"), ({"count": 1}, "at least 2 prompts .*got 1"), ({"out": made[1]}, "exists"),
+        ({"count": 0}, "at least 2 prompts .*got 0"), ({"count": 1}, "at least 2 prompts .*got 1"), ({"out": Path(__file__).parent}, "exists"),
         ({"companion": llama}, "the draft has .* token ids, the companion 97"), ({"draft": t5}, "the draft does not"),
         ({"companion": t5}, "a companion must run in batches.*encoder-decoder"), ({"target": t5}, "the target does not"),
         ({"draft": llama}, "the target has .* the assistant 97"),

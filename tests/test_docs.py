@@ -62,6 +62,8 @@ def test_blocks_run(page, hf_lossy, tmp_path, monkeypatch, capsys):
             continue
         for line in text.replace("\\\n", " ").splitlines():
             program, *arguments = shlex.split(line, comments=True) or [None]
+            if page.stem == "README":  # which is no nightly test; docs/how-to/measure.md has these commands at full length
+                arguments = [{"4": "1", "6": "2", "2": "1"}.get(argument, argument) for argument in arguments]
             assert program in (None, "hf-lossy"), line
             if program:
                 done = hf_lossy(*arguments)
@@ -85,7 +87,7 @@ def test_the_notebook_runs(capsys):
     assert "The answer is" in capsys.readouterr().out and names["out"].speculation._repr_html_()
 
 
-@pytest.mark.nightly(every=3)
+@pytest.mark.nightly(every=6)
 @pytest.mark.full
 @pytest.mark.filterwarnings("default")  # examples are for people, who see warnings; `make test` makes them errors
 @pytest.mark.parametrize("script", sorted(EXAMPLES))

@@ -199,15 +199,14 @@ def few_shot(end, by_pattern):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("by_pattern", [False, True])
-def test_a_task_ends_the_texts_of_all_arms_alike_and_none_writes_on_for_long(by_pattern):
+def test_a_task_ends_the_texts_of_all_arms_alike_and_none_writes_on_for_long():
     """Few-shot prompts: behind its answer a model would go on with a question of its own, which counts in an arm's seconds alone."""
     target, words = small.llama(eos_token_id=2), small.tokenizer()
     words.padding_side = "left"
     these = arms.make_arms(target, small.near(target), {"svip": hla.as_policy("svip")}, tokenizer=words)
     prompts, whole = ["w3 w9 w20 w4", "w7 w1 w30", "w11 w2"], TextWriter(target, words, DecodingSettings(max_new_tokens=48))  # fmt: skip
     long = whole.write(these[0], prompts, 0, 0)
-    for place in (4, 8):
+    for place, by_pattern in ((4, True), (8, False)):
         end = words.decode(long[0].token_ids[place : place + 2])
         writer = replace(whole, task=few_shot(end, by_pattern))
         for arm in these:

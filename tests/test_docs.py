@@ -62,7 +62,8 @@ def test_blocks_run(page, hf_lossy, tmp_path, monkeypatch, capsys):
             continue
         for line in text.replace("\\\n", " ").splitlines():
             program, *arguments = shlex.split(line, comments=True) or [None]
-            if page.stem == "README":  # which is no nightly test; docs/how-to/measure.md has these commands at full length
+            # No nightly test: docs/how-to/measure.md, which is one, has these commands at full length.
+            if page.stem == "README":
                 arguments = [{"4": "1", "6": "2", "2": "1"}.get(argument, argument) for argument in arguments]
             assert program in (None, "hf-lossy"), line
             if program:

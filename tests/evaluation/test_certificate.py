@@ -86,13 +86,10 @@ def test_another_model_or_decoding_is_doubted_in_one_line(models):
     assert certificate.doubts(here, {"do_sample": True}) == ["do_sample False there, True here"]
     assert certificate.doubts(here, {"max_new_tokens": 9}) == ["texts of up to 8 new tokens there, longer ones here"]
     assert certificate.doubts(here | {"draft": None}, {}) == ["no draft model by itself"]
-    assert certificate.doubts(here, {}, compute_fingerprint(hla.LossyPolicy(hla.TopK(40), hla.SVIP())))[0].startswith(
-        "another policy than "
-    )
+    assert certificate.doubts(here, {"repetition_penalty": 1.2}) == ["repetition_penalty 1.0 there, 1.2 here"]
     certificate = certify(models)
-    wild = dict(certificate.models) | {
-        "target": certificate.models["target"] | {"id": "a\x1b[2Jb\u202e\n" + "c" * 9000}
-    }
+    wild = dict(certificate.models)
+    wild["target"] = wild["target"] | {"id": "a\x1b[2Jb\u202e\n" + "c" * 9000}
     [doubt] = replace(certificate, models=wild).doubts({"target": models.target}, {})
     assert "\x1b" not in doubt and "\u202e" not in doubt and "\n" not in doubt and len(doubt) < 400
 
@@ -126,8 +123,6 @@ def test_generate_says_what_differs(models, recwarn):
     assert not [warning for warning in recwarn if "certificate" in str(warning.message)]
     for settings, difference in (
         ({"do_sample": True}, "do_sample False there, True here"),
-        ({"repetition_penalty": 1.2}, "repetition_penalty 1.0 there, 1.2 here"),
-        ({"max_new_tokens": 129}, "texts of up to 128 new tokens there, longer ones here"),
         ({"assistant_model": None, "drafter": "suffix", "lossy_policy": replace(policy, stop=hla.Constant(3))}, ".*no draft model by itself"),
         ({"lossy_policy": replace(policy, rule=hla.TopK(7))}, "another policy than 'top_k:k=4\\+svip'"),
     ):  # fmt: skip

@@ -28,6 +28,7 @@ from hf_lossy_assist.policy.sharing import detect_kind, list_files, pull, push
 ROOT = Path(__file__).parent.parent.parent
 SHIPPED = demo.FOLDER / "sprinter_head"
 REPO = "org/head"
+POLICY_FILES = {"README.md", "policy.json", "stop_head/config.json", "stop_head/model.safetensors"}
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -68,6 +69,9 @@ def test_a_head_goes_up_and_comes_down_bit_by_bit(hub, tmp_path):
     for back in (Head.from_pretrained(REPO), Head.from_pretrained(out)):
         assert (back.digest, back.config) == (shipped.digest, shipped.config)
     assert Head.from_pretrained(REPO).source == REPO
+    policy = LossyPolicy.from_pretrained(REPO)
+    assert policy == Sprinter(shipped) == LossyPolicy.from_dict(policy.to_dict())
+    assert policy.to_dict()["stop"]["head"] == REPO
 
 
 @pytest.mark.full
@@ -102,9 +106,7 @@ def test_a_policy_takes_its_head_along(hub, tmp_path):
     head = linear()
     policy = Sprinter(head, threshold=0.7, max_draft=9)
     assert "/commit/" in policy.push_to_hub("org/policy")
-    assert {"policy.json", "README.md", "stop_head/config.json", "stop_head/model.safetensors"} <= set(
-        hub.files("org/policy")
-    )
+    assert POLICY_FILES <= set(hub.files("org/policy"))
     card = hub.files("org/policy")["README.md"].decode()
     assert card_problems(card) == ([], [])
     HfApi().create_tag("org/policy", tag="v1")
@@ -120,15 +122,6 @@ def test_a_policy_takes_its_head_along(hub, tmp_path):
     LossyPolicy(stop=hla.SVIP(h=0.4)).push_to_hub("org/plain")
     assert LossyPolicy.from_pretrained("org/plain") == LossyPolicy(stop=hla.SVIP(h=0.4))
     assert card_problems(hub.files("org/plain")["README.md"].decode()) == ([], [])
-
-
-@pytest.mark.full
-def test_a_repository_of_a_head_alone_is_sprinter(hub):
-    push(SHIPPED, REPO)
-    policy = LossyPolicy.from_pretrained(REPO)
-    assert policy == Sprinter(demo.head())
-    assert policy.to_dict()["stop"]["head"] == REPO
-    assert LossyPolicy.from_dict(policy.to_dict()) == policy
 
 
 # -- refused before anything is sent ------------------------------------------------------------------------------------
@@ -203,9 +196,8 @@ def test_private_and_gated_and_missing(hub):
     hub.gate("org/gated")
     create_repo("org/own")
     missing = {REPO: RepositoryNotFoundError, "org/nothing": RepositoryNotFoundError, "org/gated": GatedRepoError}
-    for load, token in itertools.product(
-        LOADERS, (hub.other_token, False)
-    ):  # before it is cached: the client falls back on what it has
+    # Before it is cached: the client falls back on what it has.
+    for load, token in itertools.product(LOADERS, (hub.other_token, False)):
         for name, kind in (missing | {"org/own@v9": RevisionNotFoundError}).items():
             with pytest.raises(kind, match=rf"\A[^\n]*{name}: 4[^\n]*\Z"):
                 load(name, token=token)
@@ -243,15 +235,11 @@ def test_writing_needs_a_token_with_the_right(hub, folder, monkeypatch):
 def test_offline_what_is_cached_loads_and_the_rest_says_so(hub, monkeypatch):
     push(SHIPPED, REPO)
     push(SHIPPED, "org/other")
-    policy = Sprinter(linear(), 0.6)
-    policy.push_to_hub("org/policy")
-    assert LossyPolicy.from_pretrained("org/policy") == policy
     for load in LOADERS:
         load(REPO)
     before = len(hub.requests)
     assert all(load(REPO, local_files_only=True) for load in LOADERS)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert LossyPolicy.from_pretrained("org/policy") == policy
     for load in LOADERS:
         assert load(REPO)
         for repo in ("org/other", "org/nothing"):
@@ -272,9 +260,14 @@ def test_pull_overwrites_nothing_and_leaves_nothing_half_done(hub, tmp_path):
     for wrong in ("org/nothing", f"{REPO}@v9"):
         with pytest.raises(HfHubHTTPError):
             pull(wrong, tmp_path / "new")
+    folder = Path(shutil.copytree(SHIPPED, tmp_path / "there" / "it"))
+    (folder / "model.safetensors").write_bytes(b"")
     create_repo("org/else")
-    with pytest.raises(ValueError, match="is no folder of a head"):
-        pull("org/else", tmp_path / "new")
+    for says in ("is no folder of a head", "SHA-256 differs"):
+        with pytest.raises(ValueError, match=says):
+            pull("org/else", tmp_path / "new")
+        upload_folder(repo_id="org/else", folder_path=folder)
+    shutil.rmtree(folder)
     assert [p.name for p in tmp_path.rglob("*")] == ["there"]
 
 
@@ -424,20 +417,5 @@ def test_what_a_link_leads_to_is_not_uploaded(hub, tmp_path, secret):
     (folder / "notes.txt").symlink_to(secret)
     with pytest.warns(UserWarning, match="not uploaded.*: notes.txt, other$"):
         push(folder, "org/it")
-    assert uploaded(hub, "org/it") == {
-        "README.md",
-        "policy.json",
-        "stop_head/config.json",
-        "stop_head/model.safetensors",
-    }
+    assert uploaded(hub, "org/it") == POLICY_FILES
     assert not [data for data in hub.files("org/it").values() if b"SECRET" in data]
-
-
-def test_a_damaged_folder_is_not_pushed_and_not_pulled(hub, tmp_path):
-    folder = sprinter(tmp_path / "it")
-    (folder / "stop_head" / "model.safetensors").write_bytes(b"")
-    refused(lambda: push(folder, "org/it"), "SHA-256 differs")
-    create_repo("org/it")
-    upload_folder(repo_id="org/it", folder_path=folder)
-    refused(lambda: pull("org/it", tmp_path / "copy"), "SHA-256 differs")
-    assert not (tmp_path / "copy").exists()

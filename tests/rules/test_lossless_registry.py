@@ -46,18 +46,9 @@ def verification(exact: str = "full", **settings) -> hla.SVFilter:
 
 MADE = {
     **{name: (lambda case=case: case.ladder[-1]) for name, case in CASES.items() if name in RULES},
-    "strict": hla.Strict,
     "all_but_last": hla.AllButLast,
-    "block_verification": hla.BlockVerification,
-    "entropy_verify": hla.EntropyVerify,
     "judge": lambda: hla.Judge(head("token", "important"), 0.5),
-    "lenience": lambda: hla.Lenience(0.5),
     "limited": lambda: hla.Limited(hla.Strict(), per_request=1),
-    "relaxed_top_k": hla.RelaxedTopK,
-    "thresholds": lambda: hla.Thresholds(0.5, 0.5),
-    "top_k": lambda: hla.TopK(2),
-    "top_k_tolerance": lambda: hla.TopKTolerance(2, 1.0),
-    "typical": hla.Typical,
     "union": lambda: hla.Union((hla.Strict(), hla.Limited(hla.Strict(), never=(2,)))),
     "constant": lambda: hla.Constant(2),
     "heuristic": lambda: hla.Heuristic(2, 3),

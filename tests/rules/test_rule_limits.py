@@ -76,7 +76,7 @@ def test_limits_over_many_rounds(limits, gamma):
         run = rule.start([torch.tensor(prompt, dtype=torch.long) for prompt in prompts])
         simulations = [Simulation(rule, prompt) for prompt in prompts]
         accepted = 0
-        for number in range(100 if gamma < 100 else 40):
+        for number in range(50 if gamma < 100 else 24):
             index = torch.randperm(5, generator=generator)[: 1 + number % 5]
             block = changed(random_block(number, len(index), gamma, 6), sampling=number % 2 == 0, row_ids=index)
             if not block.sampling:  # right, but for a few that the rule takes: long enough that windows fill and empty

@@ -63,19 +63,6 @@ def process(folder, files):
             job.kill()
 
 
-def check_end(server, connections, idle, before):
-    """Have the server end; check what it took."""
-    peak = server.memory("VmHWM")
-    began = time.monotonic()
-    server.job.send_signal(signal.SIGTERM)
-    server.job.wait(GRACE + LATER)  # raises where it goes on
-    ended = time.monotonic() - began
-    lines = server.lines() - before
-    figures = f"idle {idle:.0f} MB, peak {peak:.0f} MB, ended after {ended:.1f} s, {lines} lines of log"
-    assert peak <= 1.3 * idle + Bounds().bodies / MEGABYTE + 0.5 * connections, figures
-    assert lines <= 100, server.log.read_text(encoding="utf-8")[-3000:]
-
-
 @pytest.mark.nightly
 def test_all_kinds_at_once_and_more_connections_than_files(tmp_path):
     with process(tmp_path, files=256) as server, ExitStack() as stack:
@@ -99,4 +86,10 @@ def test_all_kinds_at_once_and_more_connections_than_files(tmp_path):
             except (openai.APIConnectionError, openai.InternalServerError):
                 assert time.monotonic() < deadline
                 time.sleep(0.5)
-        check_end(server, 128, idle, before)
+        peak, began = server.memory("VmHWM"), time.monotonic()
+        server.job.send_signal(signal.SIGTERM)
+        server.job.wait(GRACE + LATER)  # raises where it goes on
+        lines = server.lines() - before
+        figures = f"idle {idle:.0f} MB, peak {peak:.0f} MB, ended after {time.monotonic() - began:.1f} s, {lines} lines of log"
+        assert peak <= 1.3 * idle + Bounds().bodies / MEGABYTE + 0.5 * 128, figures
+        assert lines <= 100, server.log.read_text(encoding="utf-8")[-3000:]

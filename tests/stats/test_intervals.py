@@ -134,7 +134,7 @@ def test_texts_are_resampled_and_no_tokens():
     assert by_tokens.high - by_tokens.low < 0.5 * (more.high - more.low)
 
 
-@pytest.mark.full
+@pytest.mark.nightly  # by hand and by all pairs above
 def test_intervals_of_auroc_hold_what_they_promise(monkeypatch):
     """200 draws of 20 texts whose tokens are alike: 95 % intervals hold the true value in nine of ten or more."""
     monkeypatch.setattr("hf_lossy_assist.stats.intervals.RESAMPLES", 200)

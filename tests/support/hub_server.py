@@ -44,19 +44,12 @@ def card_problems(content: str) -> tuple[list[str], list[str]]:
     names = [key.value for key, _ in node.value]
     errors = [f'"{name}" stands there twice' for name in data if names.count(name) > 1]
 
-    def check(name: str, known: Callable[[str], Any], what: str, one: bool = True, many: bool = True) -> None:
-        value = data.get(name)
-        values = value if many and isinstance(value, list) else [value] if one else [None]
-        kinds = "a string or a list of strings" if one and many else "a string" if one else "a list of strings"
-        if value is not None and not all(isinstance(v, str) for v in values):
-            errors.append(f'"{name}" must be {kinds}')
-        elif value is not None:
-            errors.extend(f'"{name}" must be {what}, got {v!r}' for v in values if not known(v))
-
-    check("license", LICENCES.__contains__, "a licence id")
-    check("base_model", REPO_ID.fullmatch, "a repository id (org/name)")
-    check("tags", len, "a name", one=False)
-    check("library_name", len, "a name", many=False)
+    known = {"license": LICENCES.__contains__, "base_model": REPO_ID.fullmatch, "tags": len, "library_name": len}
+    for name, right in known.items():
+        if (value := data.get(name)) is not None:
+            values = value if isinstance(value, list) and name != "library_name" else [value]
+            if (name == "tags" and values is not value) or not all(isinstance(v, str) and right(v) for v in values):
+                errors.append(f'"{name}" is not what the Hub takes: {value!r}')
     try:
         if data.get("model-index") is not None:
             model_index_to_eval_results(data["model-index"])

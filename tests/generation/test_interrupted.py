@@ -3,13 +3,13 @@
 import copy
 import itertools
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import cache, partial
 
 import pytest
 import torch
 from support import eagle, small, tiny
 from support.pairs import cover_pairs
-from transformers import DynamicCache, StaticCache
+from transformers import DynamicCache
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.models.facts import CACHE
@@ -33,12 +33,7 @@ CACHES = {
     "filled": lambda target: filled(DynamicCache(config=target.config), target),
     "empty": lambda target: DynamicCache(config=target.config),
     "without config": lambda target: DynamicCache(),
-    "static": lambda target: filled(StaticCache(target.config, max_cache_len=80), target),
 }
-
-
-class Raised(BaseException):
-    """An interrupt: nothing catches it by mistake."""
 
 
 def filled(cache, target):
@@ -108,53 +103,41 @@ PLACES = {
 }
 
 
-def check(way, policy_of, cache_of, place, make, numbers):
-    """Interrupt calls at these places, and go on: the same call again, other tokens, and those of the text with a new message."""
+@cache
+def texts_of(make):
+    """Texts that go on behind an interrupted call (the same prompt, other tokens, the text with a new message), and what `generate` writes."""
+    target, others = TARGETS[make](), small.one(12, seed=9)["input_ids"] % 90 + 4
+    text = target.generate(prompt(), **GREEDY)
+    texts = [prompt(), torch.cat([prompt(), others], 1), torch.cat([text[:, : WIDTH + 3], others[:, :3]], 1), text]
+    return [(each, target.generate(each, **GREEDY)) for each in texts]
+
+
+AXES = {"way": DRAFTS, "policy_of": ("argument", "standing"), "place": PLACES, "cache_of": CACHES, "make": TARGETS}
+ROWS = cover_pairs(AXES, lambda row: True)
+
+
+@pytest.mark.full(every=5)
+@pytest.mark.nightly(every=2)
+@pytest.mark.parametrize("row", [pytest.param(row, id=", ".join(row.values())) for row in ROWS])
+def test_goes_on_right(row):
+    """Interrupted at the second place of its kind, or at the fifth."""
+    way, policy_of, place, cache_of, make = row.values()
     target = hla.enable(TARGETS[make]())
     given = DRAFTS[way](target)
     draft = given.get("assistant_model")
     draft = draft if isinstance(draft, torch.nn.Module) else target
     policy = {"lossy_policy": "strict"}
-    text, count = target.generate(prompt(), **GREEDY), 0
-    others = small.one(12, seed=9)["input_ids"] % 90 + 4
-    texts = [prompt(), torch.cat([prompt(), others[:, :2]], 1), torch.cat([prompt(), others], 1), text]
-    texts += [torch.cat([text[:, : WIDTH + n], others[:, :more]], 1) for n, more in ((1, 3), (3, 12), (5, 3))]
-    expected = [target.generate(each, **GREEDY) for each in texts]
+    count = 0
     if policy_of == "standing":
         hla.enable(target, **given, strict=True)
         given, policy = {}, {}
-    for number in numbers:
-        kind = (RuntimeError, KeyboardInterrupt, Raised)[number % 3]
+    for number, kind in ((2, RuntimeError), (5, KeyboardInterrupt)):
         cache = CACHES[cache_of](target)
-
-        def call(cache=cache, **more):
-            target.generate(prompt(), **GREEDY, **given, **policy, **more, **{CACHE: cache})
-
         with PLACES[place](target, draft)(kind, number) as more, suppress(kind):
-            call(**more)
+            target.generate(prompt(), **GREEDY, **given, **policy, **more, **{CACHE: cache})
             continue  # it came to its end
-        for (ids, whole), again in itertools.product(zip(texts, expected, strict=True), (given | policy, {})):
+        for (ids, whole), again in itertools.product(texts_of(make), (given | policy, {})):
             same = {CACHE: copy.deepcopy(cache)}
             assert torch.equal(target.generate(ids, **GREEDY, **again, **same), whole), (number, ids.shape)
             count += 1
-    return count
-
-
-@pytest.mark.parametrize("place", ["processor", "criterion", "streamer", "forward"])
-@pytest.mark.parametrize(
-    "way", ["draft model", *(pytest.param(way, marks=pytest.mark.full) for way in ("lookup", "EAGLE-3", "early exit"))]
-)
-def test_goes_on_right(way, place):
-    assert check(way, "argument", "filled", place, "llama", (2, 4))
-
-
-AXES = {"way": DRAFTS, "policy_of": ("argument", "standing"), "place": PLACES, "cache_of": CACHES, "make": TARGETS}
-# A window's static cache cannot be rolled back, and is refused.
-ROWS = cover_pairs(AXES, lambda row: (row.get("make"), row.get("cache_of")) != ("sliding window", "static"))
-
-
-@pytest.mark.full
-@pytest.mark.nightly(every=8)
-@pytest.mark.parametrize("row", [pytest.param(row, id=", ".join(row.values())) for row in ROWS])
-def test_everywhere(row):
-    assert check(**row, numbers=(2, 3, 5))
+    assert count

@@ -43,15 +43,15 @@ def test_later_calls_compile_nothing():
     """Nor those of a batch whose rows end one after the other; calls that request nothing run eagerly."""
     torch._dynamo.reset()  # another test's graphs would serve
     ends = {"eos_token_id": list(range(4, 40)), "pad_token_id": 0}
-    done = warm(sizes=(1, 4), **ends)
-    assert [len(report.rows) for report in done] == [1, 2, 4]
+    done = warm(sizes=(2,), **ends)
+    assert [len(report.rows) for report in done] == [1, 2]
     assert all(report.num_graphs > 0 and report.eager_because is None for report in done)
-    for lengths in ((9, 5, 4, 7), (7,), (3, 30)):
+    for lengths in ((9, 5), (7,)):
         compiles_nothing(lengths, **ends)
     assert written(compile_config=None).speculation.num_compiled_rounds == 0
     drafter = hla.Eagle3Drafter(eagle.network(pair()[0], target_layers=(0, 1)))  # on hidden states
-    warm(sizes=(2,), draft=drafter)
-    compiles_nothing((9, 5), draft=drafter)
+    warm(sizes=(1,), draft=drafter)
+    compiles_nothing((7,), draft=drafter)
 
 
 @pytest.mark.nightly

@@ -165,7 +165,7 @@ def test_running_server(way):
 
 DRAFT = {"assistant_model": small.near(small.llama())}
 EAGER = DRAFT, {"prompt_lookup_num_tokens": 3}, {"assistant_early_exit": 1}, {"drafter": "suffix"}
-COMPILED = (DRAFT | {"compile_config": CompileConfig(backend="eager")},)
+COMPILED = ({"prompt_lookup_num_tokens": 3, "compile_config": CompileConfig(backend="eager")},)
 
 
 def check_calls(model, change, calls):

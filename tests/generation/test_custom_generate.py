@@ -2,7 +2,6 @@
 
 import builtins
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -42,7 +41,8 @@ def both(demo, repo, *args, **settings):
     """Return the outputs of the repository's `generate` and of an enabled model."""
     settings = {"assistant_model": demo.draft, "return_dict_in_generate": True} | settings
     torch.manual_seed(3)
-    from_repo = demo.target.generate(*args, custom_generate=repo, trust_remote_code=True, **settings)
+    loading = {"custom_generate": repo, "trust_remote_code": True, "revision": "main"}
+    from_repo = demo.target.generate(*args, **loading, **settings)
     settings.setdefault("lossy_policy", "strict")
     torch.manual_seed(3)
     hla.enable(demo.target)
@@ -85,30 +85,9 @@ def test_every_argument_arrives(demo, repo):
     same(*both(demo, repo, **prompts(demo, 3), **SAMPLING))
 
 
-def test_nothing_runs_without_trust(demo, repo):
-    settings = GREEDY | {"assistant_model": demo.draft, "custom_generate": repo}
-    with pytest.raises(ValueError, match="trust_remote_code=True"):
-        demo.target.generate(**prompts(demo, 1), **settings, trust_remote_code=False)
-    assert not [name for name in sys.modules if name.startswith("transformers_modules.")]
-
-
 def test_a_folder_serves_as_well(demo, hub):
     same(*both(demo, str(FOLDER), **prompts(demo, 1), **GREEDY, lossy_policy="svip"))
     assert hub.requests == []
-
-
-@pytest.mark.full
-def test_a_revision_pins_the_code(demo, repo, hub, tmp_path):
-    changed = tmp_path / "changed"
-    shutil.copytree(FOLDER, changed)
-    old = next(reversed(hub.repos["models", repo].commits))
-    code = changed / "custom_generate" / "generate.py"
-    code.write_text(code.read_text() + "\n\ndef generate(**_):\n    return 'newer'\n")
-    upload_folder(repo_id=repo, folder_path=changed)
-    assert demo.target.generate(**prompts(demo, 1), custom_generate=repo, trust_remote_code=True) == "newer"
-    settings = GREEDY | {"assistant_model": demo.draft, "custom_generate": repo, "trust_remote_code": True}
-    pinned = demo.target.generate(**prompts(demo, 1), **settings, revision=old, token=hub.token)
-    assert torch.equal(pinned, demo.target.generate(**prompts(demo, 1), **GREEDY))
 
 
 @pytest.mark.full

@@ -51,7 +51,8 @@ def test_a_batch_is_generates_text_row_by_row(kind):
     eos = some_eos(whole, 1)
     ended = reference("moonshine", 4, eos)
     assert len({int((row != encoded.PAD).sum()) for row in ended}) > 1, "no row ends before the others"
-    for policy in (hla.Constant(1), hla.Constant(5), hla.Constant(12), hla.SVIP(h=0.5)):
+    stops = {"often": [hla.Constant(1), hla.SVIP(h=0.5)], "rarely": [hla.Constant(12)], "never": [hla.Constant(5)]}
+    for policy in stops[kind]:
         out = assisted(model, inputs, draft, policy)
         assert torch.equal(out.sequences, whole), policy
         rate = out.speculation.draft_acceptance_rate

@@ -16,17 +16,7 @@ from hf_lossy_assist.cli._models import override
 
 
 CAUSAL, SEQ2SEQ = "causal", "encoder-decoder"
-DERIVED = {
-    "_from_model_config": True,
-    "transformers_version": "4.31.0",
-}  # of files that Transformers made of a config.json
-LLAMA3 = {
-    "bos_token_id": 128000, "eos_token_id": [128001, 128008, 128009], "do_sample": True, "temperature": 0.6, "top_p": 0.9,
-}  # fmt: skip
-QWEN25 = {
-    "bos_token_id": 151643, "pad_token_id": 151643, "eos_token_id": [151645, 151643], "do_sample": True, "repetition_penalty": 1.05,
-    "temperature": 0.7, "top_p": 0.8, "top_k": 20,
-}  # fmt: skip
+DERIVED = {"_from_model_config": True, "transformers_version": "4.31.0"}  # which Transformers made of a config.json
 GEMMA3 = {
     "bos_token_id": 2, "eos_token_id": [1, 106], "pad_token_id": 0, "cache_implementation": "hybrid", "do_sample": True, "top_k": 64, "top_p": 0.95,
 }  # fmt: skip
@@ -43,10 +33,7 @@ BART = {
 
 FILES = {
     "Llama 1": ("llama", CAUSAL, DERIVED | {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": -1}),
-    "Llama 3 Instruct": ("llama", CAUSAL, LLAMA3 | {"max_length": 4096}),
     "Baichuan-like": ("llama", CAUSAL, {"assistant_token_id": 196, "user_token_id": 195, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "max_new_tokens": 2048, "temperature": 0.3, "top_k": 5, "top_p": 0.85, "repetition_penalty": 1.05, "do_sample": True}),
-    "Qwen 1-like": ("qwen2", CAUSAL, {"chat_format": "chatml", "eos_token_id": 151643, "pad_token_id": 151643, "max_window_size": 24000, "max_new_tokens": 512, "do_sample": True, "top_k": 0, "top_p": 0.8}),
-    "Qwen 2.5 Instruct": ("qwen2", CAUSAL, QWEN25),
     "Gemma 3": ("gemma3_text", CAUSAL, GEMMA3),
     "XGLM": ("xglm", CAUSAL, DERIVED | {"bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1, "decoder_start_token_id": 2}),
     "Flan-T5, with a decay": ("t5", SEQ2SEQ, {"decoder_start_token_id": 0, "eos_token_id": 1, "pad_token_id": 0, "exponential_decay_length_penalty": [4, 1.1]}),

@@ -111,14 +111,14 @@ def tiny_policy(method, target, draft):
         return hla.AutoJudge(judge_rounds.judge_for(target, draft, JUDGES[method]), 0.5, 5)
     return {
         "block": hla.BlockVerification(), "stateful": CSD(0.1, seen=1), "budget of regret": RegretBudget(2.0), "heuristic": hla.Heuristic(2),
-        "budget": hla.Limited(hla.TopK(4), 2), "staged": hla.Staged(tiny.noisy(draft, 0.1, seed=4)), "cascade": Cascade(0.7, "token"),
+        "staged": hla.Staged(tiny.noisy(draft, 0.1, seed=4)), "cascade": Cascade(0.7, "token"),
     }[method]  # fmt: skip
 
 
 PAIRS = (
     ("llama", "sv"), ("qwen2", "sprinter"), ("gemma3", "svip"), ("mistral", "autojudge"), ("gpt2", "autojudge-both"),
-    ("phi", "autojudge-draft"), ("qwen3", "autojudge-draft"), ("llama", "block"), ("llama", "stateful"), ("llama", "budget of regret"),
-    ("llama", "heuristic"), ("llama", "budget"), ("llama", "staged"), ("llama", "cascade"),
+    ("phi", "autojudge-draft"), ("llama", "block"), ("qwen3", "stateful"), ("llama", "budget of regret"), ("llama", "heuristic"),
+    ("llama", "staged"), ("llama", "cascade"),
 )  # fmt: skip
 
 
@@ -211,11 +211,10 @@ def test_neutral_settings_are_plain_generate():
     inputs, settings = tiny.prompts((9,)), {"max_new_tokens": 20, "do_sample": False}
     plain = target.generate(**inputs, **settings)
     neutral = hla.AutoJudge(judge_rounds.judge_for(target, draft, judge_rounds.BOTH), 0.0, 5)
-    for policy in ("strict", neutral, hla.TopK(0), hla.LossyPolicy(hla.AllButLast(), hla.Constant(1))):
+    for policy in (neutral, hla.TopK(0), hla.LossyPolicy(hla.AllButLast(), hla.Constant(1))):
         with hla.in_transformers_loop(target, policy) as loop:
-            for _ in range(2):
-                assert torch.equal(target.generate(**inputs, **settings, assistant_model=draft), plain)
-        assert len(loop.speculation.rows) == 2 and loop.speculation.num_lossy_accepts == 0
+            assert torch.equal(target.generate(**inputs, **settings, assistant_model=draft), plain)
+        assert len(loop.speculation.rows) == 1 and loop.speculation.num_lossy_accepts == 0
 
 
 class Failing(LogitsProcessor):
@@ -262,7 +261,7 @@ def test_nothing_is_left_behind():
         assert state(target)[1] == before[0][1]
 
 
-def test_contexts_end_in_any_order_and_each_thread_has_one():
+def test_contexts_end_in_any_order():
     target, draft = models()
     inputs, settings = tiny.prompts((9,)), {"max_new_tokens": 9, "do_sample": False, "assistant_model": draft}
     first, second = (hla.in_transformers_loop(target, policy) for policy in ("strict", hla.Heuristic(2)))
@@ -271,22 +270,6 @@ def test_contexts_end_in_any_order_and_each_thread_has_one():
     target.generate(**inputs, **settings)
     second.__exit__(None, None, None)
     assert (len(outer._calls), len(inner._calls)) == (0, 1)
-    assert "_get_candidate_generator" not in vars(target)
-
-    judge = judge_rounds.judge_for(target, draft, judge_rounds.BOTH)
-    policies = [hla.AutoJudge(judge, 0.5, gamma) for gamma in (2, 5)]
-    both_entered = Barrier(2, timeout=60)
-
-    def run(policy, wait):
-        with hla.in_transformers_loop(target, policy) as loop:
-            wait()
-            texts = [target.generate(**inputs, **settings).tolist() for _ in range(2)]
-        return texts, counts(loop.speculation)
-
-    alone = [run(policy, lambda: None) for policy in policies]
-    with ThreadPoolExecutor(2) as pool:
-        beside = list(pool.map(run, policies, [both_entered.wait] * 2))
-    assert beside == alone
     assert "_get_candidate_generator" not in vars(target)
 
 
@@ -387,11 +370,8 @@ def go_on():
 
 
 REFUSED = (
-    (lambda: in_loop(lengths=(9, 4)), "has one row, this call has 2: "),
-    (lambda: in_loop(hla.JointGoodput()), "JointGoodput weighs the rows of a batch against each other"),
     (lambda: in_loop(draft=False, prompt_lookup_num_tokens=2), "cannot draft by PromptLookupCandidateGenerator"),
     (lambda: in_loop(assistant_ensemble_weight=0.5), "assistant_ensemble_weight is a rule of its own"),
-    (lambda: in_loop("svipp"), "svip"),
     (go_on, "cannot go on from a filled cache: leave (cache|past_key_values) out"),
     (lambda: in_loop(lengths=(255,), name="gpt2", eos_token_id=None), "256 positions, and the row needs more"),
     (lambda: in_loop(hla.RelaxedTopK(), do_sample=True), "RelaxedTopK is defined for greedy decoding alone"),

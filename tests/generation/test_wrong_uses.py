@@ -305,7 +305,7 @@ LATER = {"assistant", "streamer", "tokenizer", "assistant_tokenizer", "cache_giv
 
 
 def test_a_wrong_argument_gets_one_line():
-    """Of what is no rule, stop or filter, whose parameters are in policy/test_registry.py."""
+    """The parameters of rules, stops and filters are tried in policy/test_registry.py."""
     model = {"target": target()}
     needed = {
         "AutoDrafter": {}, "CompositeDrafter": {}, "FeatureSpec": {}, "HeadConfig": {"hidden_size": 32}, "Int8Config": {}, "LinearHead": {},

@@ -95,6 +95,7 @@ def test_as_a_policy(tmp_path):
     policy.save_pretrained(tmp_path / "policy")
     assert policy.lossless and "**Lossless**" in (tmp_path / "policy" / "README.md").read_text()
     assert LossyPolicy.from_pretrained(tmp_path / "policy") == policy
+    assert head.source == str(tmp_path / "policy" / "stop_head")
     assert policy != LossyPolicy(stop=SpecDecPP(head, 0.6, 8)) and policy.to_dict()["stop"]["name"] == "specdec"
     assert as_policy(head) == LossyPolicy.from_pretrained(tmp_path / "policy" / "stop_head")
     assert as_policy(head) == LossyPolicy(stop=SpecDecPP(head))

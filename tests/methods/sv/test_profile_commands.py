@@ -3,8 +3,10 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support.commands import DEMO, prompts_file
+from support.profiles import arrays
 from support.refusals import names
 from support.small import tokenizer as other_tokenizer
 from support.small import words
@@ -19,7 +21,7 @@ PROMPTS = 52
 
 
 @pytest.mark.nightly
-@pytest.mark.filterwarnings("ignore:the profile's seconds were taken on another machine:UserWarning")
+@pytest.mark.filterwarnings("ignore:(the profile's seconds were taken|this profile was made) .*other:UserWarning")
 def test_the_demo(hf_lossy, tmp_path):
     """The README's commands, in small."""
     more = ("--limit", PROMPTS, "--gamma", 2, "--top-k", 40, "--seed", 3)
@@ -31,7 +33,10 @@ def test_the_demo(hf_lossy, tmp_path):
     assert made.training["source"] == "the demo task, calibration problems of seed 3"
     assert (made.training["prompts"], made.training["settings"]["gamma"]) == (PROMPTS, [2, 3])
     assert (made.target.id, made.draft.id, made.companion.id) == ("demo-target", "demo-draft", "demo-companion")
-
+    samples, held_out = made.metrics["samples"], made.metrics["held_out"]
+    assert made.bins.counts.shape == (16, 17) and made.bins.counts.sum() == samples - held_out and samples >= 1000
+    assert 0.1 < held_out / samples < 0.3 < made.metrics["acceptance"] < 1 and 0 < made.metrics["correlation"] <= 1
+    assert all(np.isfinite(values).all() for values in arrays(made).values())
     assert f"{made.metrics['samples']} drafted tokens" in " ".join(done.out.split())
     last = done.out.splitlines()[-1]
     assert last.startswith(f"{tmp_path / 'p'}: by this prediction SV ")

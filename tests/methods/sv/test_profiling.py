@@ -12,14 +12,12 @@ import numpy as np
 import pytest
 import torch
 from support import eagle, small, tiny
-from support.profiles import arrays
-from support.refusals import names, refused
+from support.refusals import refused
 from support.sv_samples import random_samples, samples
 from transformers import GenerationConfig
 
 from hf_lossy_assist import demo, enable
 from hf_lossy_assist.artifacts.profile_tables import Bins, Latency
-from hf_lossy_assist.artifacts.sv_profile import PROFILE, TABLES, Profile
 from hf_lossy_assist.drafters.parallel import LONGEST
 from hf_lossy_assist.drafters.trained import DFlashDrafter
 from hf_lossy_assist.filters.sv import SVFilter, choose
@@ -40,7 +38,6 @@ from hf_lossy_assist.training.run_folder import RunFolder
 
 
 QUICK = ProfileSettings(gamma=(2, 4), new_tokens=24, batch_size=20, batches=(1, 2), rounds=3)
-PROMPTS = 40
 
 
 # -- P̂ --------------------------------------------------------------------------------------------------------------------
@@ -283,36 +280,7 @@ def test_timed_rounds_are_whole(models, monkeypatch):
     assert min(kinds.values()) >= 3 and {m for m, _ in kinds} == {0, 1, 2, 4, 5, 6}
 
 
-# -- end to end ---------------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def made(models, tmp_path_factory):
-    out = tmp_path_factory.mktemp("made") / "profile"
-    return profile(*models[:4], texts(PROMPTS), out, QUICK, source="demo"), out
-
-
-@pytest.mark.nightly
-def test_a_made_profile(models, made):
-    measured, out = made
-    assert names(out.parent) == {"profile"} and names(out) >= {PROFILE, TABLES}
-    back = Profile.from_pretrained(out)
-    for name, value in arrays(measured).items():
-        assert np.isfinite(value).all(), name
-        assert value.dtype == arrays(back)[name].dtype and value.tobytes() == arrays(back)[name].tobytes(), name
-    for f in dataclasses.fields(Profile):
-        if f.name not in ("bins", "latency", "pays", "source"):
-            assert getattr(back, f.name) == getattr(measured, f.name), f.name
-    json.dumps(measured.metrics, allow_nan=False)
-    assert measured.gamma == 4 and measured.bins.accept.shape == (16, 17)
-    assert measured.latency.batches.tolist() == [1, 2]
-    assert measured.decoding == {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
-    assert measured.training["prompts"] == PROMPTS and measured.training["settings"]["gamma"] == [2, 4]
-    metrics = measured.metrics
-    assert measured.bins.counts.sum() == metrics["samples"] - metrics["held_out"] and metrics["samples"] >= 1000
-    assert 0.1 < metrics["held_out"] / metrics["samples"] < 0.3 and 0.3 < metrics["acceptance"] < 1
-    assert 0 < metrics["correlation"] <= 1
-    back.check(models.target, models.draft, models.companion, models.tokenizer)
+# -- what is refused -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.full

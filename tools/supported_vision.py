@@ -27,7 +27,7 @@ import hf_lossy_assist as hla
 CLASSES: dict[str, str] = modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 KIND, PICTURES = "image-text", {"picture": (1,), "pictures": (1, 2, 0)}
 TEXTS = {"one": text_models.SHAPES["one"], "ragged": text_models.SHAPES["ragged"]}
-# What tests/generation/test_vision_refused.py shows of types whose pictures are no tensors that `tiny_vision.py` makes.
+# What tests/generation/test_vision_images.py shows of types whose pictures are no tensors that `tiny_vision.py` makes.
 IN_TESTS = {
     "mllama": ("refused", "pictures: keeps their keys in layers of its cache that hold nothing else"),
     "git": ("refused", "pictures: keeps them in its cache in front of the text, where no token stands for them"),

@@ -18,10 +18,7 @@ from hf_lossy_assist.models.facts import CACHE
 GREEDY = {"max_new_tokens": 10, "do_sample": False}
 WIDTH, HELD = 12, 7  # tokens of the prompt, and those that the cache holds already
 NEVER = small.llama(9)  # drafts tokens that are all rejected
-TARGETS = {
-    "llama": small.llama,
-    "sliding window": lambda: tiny.build("mistral"),  # 8 tokens
-}
+TARGETS = {"llama": small.llama, "sliding window": lambda: tiny.build("mistral")}  # of 8 tokens
 DRAFTS = {
     "draft model": lambda target: {"assistant_model": small.near(target, 0.3)},
     "rejected draft": lambda target: {"assistant_model": NEVER},

@@ -111,10 +111,7 @@ def test_beside_a_cache_the_last_tokens_of_a_row_may_be_hidden():
 @pytest.mark.parametrize("name", ["gemma3", "qwen2_vl"])
 def test_pictures_in_a_batch_padded_on_the_right(name):
     left = seeing.prompts_of(name, [1, 0])
-    pad, text = (
-        torch.zeros(1, 3, dtype=torch.int64),
-        torch.tensor([[11, 47, 62]]),
-    )  # rows of one length are made ragged
+    pad, text = torch.zeros(1, 3, dtype=torch.int64), torch.tensor([[11, 47, 62]])  # makes rows of one length ragged
 
     def longer(rows, side, behind_first=pad):
         second = [pad, rows[1:]] if side == "left" else [rows[1:], pad]

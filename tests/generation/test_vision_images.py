@@ -1,4 +1,4 @@
-"""Models that see: the prompt is read once, with its pictures, as `generate` has it read; then rounds are text, row by row."""
+"""Models that see: the prompt is read once, with its pictures, as `generate` has it read; then rounds are text, or the model is refused by name."""
 
 import re
 from functools import wraps
@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 from support import eagle
+from support.refusals import refused
 from support.seeing import SETTINGS, assisted, draft_of, model_of, prompts_of, reads_images, written
-from support.small import llama, tokenizer
+from support.small import llama, near, one, ragged, tokenizer
 from support.tiny import cache_of
-from tiny_models import tiny_model
+from tiny_models import lively, tiny_config, tiny_model, untie
 from tiny_vision import END, IMAGE, SEEN, START, VIDEO
-from transformers import DynamicCache
+from transformers import AutoModelForImageTextToText, DynamicCache, VoxtralForConditionalGeneration
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.drafters.trained import Eagle3Drafter
@@ -51,10 +52,7 @@ DRAFTS = {
         "lossy_policy": hla.LossyPolicy(stop=hla.Confidence(0.1), filter=hla.Staged(draft_of(name))),
     },  # fmt: skip
     "SVIP": lambda name: {"assistant_model": draft_of(name), "lossy_policy": "svip"},
-    "compiled rounds, where they can be": lambda name: {
-        "assistant_model": draft_of(name),
-        "cache_implementation": "static",
-    },
+    "compiled rounds": lambda name: {"assistant_model": draft_of(name), "cache_implementation": "static"},
 }
 
 
@@ -147,32 +145,14 @@ def test_custom_generate_hands_a_draft_no_pictures():
     text = hla.Runner("strict", llama(seed=1).float())
     assert torch.equal(model_of(name).generate(**inputs, **SETTINGS, custom_generate=text).sequences, wanted)
     sees = hla.Runner("strict", draft_of(name))
-    with pytest.raises(
-        ValueError, match="drafts from the same images, which custom_generate is not handed: pass lossy"
-    ):
+    line = "drafts from the same images, which custom_generate is not handed: pass lossy"
+    with pytest.raises(ValueError, match=line):
         model_of(name).generate(**inputs, **SETTINGS, custom_generate=sees)
 
 
 def many_with_pictures():
     pictures = {"pixel_values": torch.zeros(1, 3, 16, 16)}
     return hla.generate_many(model_of("llava"), [[5, 6]], assistant_model=llama(), **pictures)
-
-
-REFUSED = (
-    (
-        lambda: assisted("llava", prompts_of("llava", (1,)), assistant_model=draft_of("smolvlm")),
-        "the draft SmolVLMForConditionalGeneration cannot be given what the target is given .*: pass a draft of",
-    ),
-    (many_with_pictures, "generate_many takes text prompts only, got pixel_values: call generate"),
-    (
-        lambda: assisted("gemma3", another_picture(), assistant_model=llama().float()),
-        f"{CACHE} goes on with text alone, and images or sounds were passed: leave {CACHE} out",
-    ),
-    (
-        lambda: assisted("llava", ends_with_a_picture(), assistant_model=llama().float()),
-        "row 0 ends with a piece of an image, and a prompt must end with text: put a token behind it",
-    ),
-)
 
 
 def another_picture():
@@ -191,9 +171,16 @@ def ends_with_a_picture():
 
 
 def test_what_cannot_be_right_is_refused_in_one_line():
-    for call, line in REFUSED:
+    refused(many_with_pictures, "^generate_many takes text prompts only, got pixel_values: call generate")
+    other = "the draft SmolVLMForConditionalGeneration cannot be given what the target is given .*: pass a draft of"
+    again = f"{CACHE} goes on with text alone, and images or sounds were passed: leave {CACHE} out"
+    end = "row 0 ends with a piece of an image, and a prompt must end with text: put a token behind it"
+    for name, inputs, draft, line in (
+        ("llava", prompts_of("llava", (1,)), draft_of("smolvlm"), other),
+        ("gemma3", another_picture(), llama().float(), again), ("llava", ends_with_a_picture(), llama().float(), end),
+    ):  # fmt: skip
         with pytest.raises((ValueError, TypeError), match=rf"^[^\n]*{line}[^\n]*$"):
-            call()
+            assisted(name, inputs, assistant_model=draft)
 
 
 def test_a_video_beside_a_picture():
@@ -242,3 +229,100 @@ def test_the_page_says_what_is_so():
     for name in FAMILIES:
         assert re.search(rf"^\| [^|]*`{name}` [^|]*\| equal \| equal \|", page, re.MULTILINE), name
     assert "| unequal |" not in page
+
+
+# -- models whose pictures are no tokens of the text, and one whose are ----------------------------------------------------
+
+
+GIVEN = {"assistant_model": llama(seed=1).float(), "lossy_policy": "strict"}
+
+
+def built(name, **changes):
+    """Without the weights that make its text vary: these models do not read text alone."""
+    config = tiny_config(name, **changes)
+    untie(config)
+    torch.manual_seed(0)
+    model = AutoModelForImageTextToText.from_config(config, attn_implementation="eager").eval()
+    model.generation_config.pad_token_id = 0
+    return hla.enable(model)
+
+
+def prompt(*ids, **pictures):
+    ids = torch.tensor([ids])
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)} | pictures
+
+
+PICTURE = torch.randn(1, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("way", [{}, {"assistant_model": None, "prompt_lookup_num_tokens": 3}])
+def test_a_model_whose_generate_hands_embeddings_to_its_language_model(way):
+    """BLIP-2."""
+    model = built("blip-2", image_token_index=IMAGE, num_query_tokens=4, text_config={"ffn_dim": 64})
+    ids = torch.tensor([[IMAGE] * 4 + [5, 6, 7], [IMAGE] * 4 + [9, 4, 30]])
+    for rows in (1, 2):
+        inputs = prompt(*ids[0].tolist()) | {"input_ids": ids[:rows], "attention_mask": torch.ones_like(ids[:rows])}
+        inputs["pixel_values"] = torch.cat([PICTURE, -PICTURE])[:rows]
+        expected = model.generate(**inputs, **SETTINGS).sequences
+        out = model.generate(**inputs, **SETTINGS | GIVEN | way)
+        assert torch.equal(out.sequences, expected) and out.speculation.num_draft_tokens > 0
+
+
+def test_pictures_that_a_round_cannot_go_on_behind_are_refused():
+    several = {"pixel_values": PICTURE[None], "image_attention_mask": torch.ones(1, 4, 1, dtype=torch.int64)}
+    counted = "GitForCausalLM keeps 9 places in its cache for a prompt of 4 tokens, and a round can only go on from a"
+    tried = "IdeficsForVisionText2Text cannot go on in blocks from this prompt .a trial on its prompt failed"
+    for name, pictures, line in (("git", {"pixel_values": PICTURE}, counted), ("idefics", several, tried)):
+        with pytest.raises(ValueError, match=rf"^{line}[^\n]*$"):
+            built(name).generate(**prompt(5, 6, 7, 8, **pictures), **SETTINGS, **GIVEN)
+
+
+def test_patches_that_are_tokens_of_the_text_are_read():
+    """Fuyu's; a row each, as its `generate` has them."""
+    model = built("fuyu", image_token_id=IMAGE)
+    inputs = prompt(5, *[IMAGE] * 4, 9, 10, 11, image_patches=torch.randn(1, 4, 3 * 8 * 8))
+    ours, wanted = model.generate(**inputs, **SETTINGS, **GIVEN), model.generate(**inputs, **SETTINGS)
+    assert torch.equal(ours.sequences, wanted.sequences)
+
+
+def test_audio_is_read_as_pictures_are():
+    """Voxtral's: the draft hears what the target hears."""
+    config = tiny_config("voxtral")
+    untie(config)
+    config.audio_token_id = IMAGE
+    config.audio_config.max_source_positions, config.audio_config.intermediate_size = 8, 128
+    torch.manual_seed(0)
+    model = lively(VoxtralForConditionalGeneration(config).eval(), 0)
+    model.generation_config.pad_token_id = 0
+    draft = near(model)
+    sound = torch.randn(1, config.audio_config.num_mel_bins, 16, generator=torch.Generator().manual_seed(1))
+    inputs = prompt(5, 6, IMAGE, IMAGE, 7, 8, 9, input_features=sound)
+    wanted = hla.enable(model).generate(**inputs, **SETTINGS).sequences
+    assert not torch.equal(model.generate(**inputs | {"input_features": -sound}, **SETTINGS).sequences, wanted)
+    out = model.generate(**inputs, **SETTINGS, assistant_model=draft, lossy_policy="strict")
+    assert torch.equal(out.sequences, wanted) and out.speculation.draft_acceptance_rate > 0
+
+
+def test_layers_that_keep_a_picture_in_the_cache_are_refused_and_their_text_is_not():
+    """Mllama's cross-attention holds the picture's keys where the others hold the text's."""
+    small = {"cross_attention_layers": [1], "num_hidden_layers": 3}
+    eye = {"vision_output_dim": 64, "intermediate_layers_indices": [0], "max_num_tiles": 1}
+    eye |= {"supported_aspect_ratios": [[1, 1]]}
+    changes = {"text_config": small, "vision_config": eye, "image_token_index": IMAGE}
+    model = hla.enable(tiny_model("mllama", "image-text", "sdpa", 0, **changes))
+    for text in (one(vocab=90), ragged(vocab=90)):
+        out = model.generate(**text, **SETTINGS, **GIVEN)
+        assert torch.equal(out.sequences, model.generate(**text, **SETTINGS).sequences)
+    picture = {"pixel_values": torch.randn(1, 1, 1, 3, 16, 16), "aspect_ratio_ids": torch.ones(1, 1).long()}
+    picture["aspect_ratio_mask"] = torch.ones(1, 1, 1, dtype=torch.int64)
+    picture["cross_attention_mask"] = (torch.arange(6) > 1).long()[None, :, None, None]
+    with pytest.raises(ValueError, match="keeps 5, 6 places in its cache for a prompt of 6 tokens"):
+        model.generate(**prompt(5, 6, IMAGE, 7, 8, 9, **picture), **SETTINGS, **GIVEN)
+
+
+def test_tokens_hidden_behind_a_picture_are_refused_and_padding_is_not():
+    inputs = prompts_of("gemma3", [1])
+    given = inputs | {"attention_mask": inputs["attention_mask"].clone()}
+    given["attention_mask"][0, -3] = 0
+    with pytest.raises(ValueError, match="attention_mask hides tokens between others in a prompt with more than text"):
+        assisted("gemma3", given, assistant_model=draft_of("gemma3"))

@@ -84,7 +84,6 @@ def test_random_numbers_are_as_before_and_what_cannot_be_compiled_is_reported():
 def test_what_generate_refuses_is_refused():
     given = dict(zip(("target", "draft"), pair(), strict=True)) | {"policy": "strict"}
     for wrong in ({"draft": "llama"}, {"policy": "nothing"}, {"compile_config": "fast"}):
-        with pytest.raises(
-            (ValueError, TypeError), match="^[^\n]*(assistant|nothing|compile_config: expected)[^\n]*$"
-        ):
+        line = "^[^\n]*(assistant|nothing|compile_config: expected)[^\n]*$"
+        with pytest.raises((ValueError, TypeError), match=line):
             hla.warmup(**given | wrong)

@@ -132,14 +132,21 @@ def test_another_graph_for_each_change():
         assert all(signature.trusted for signature in known)
 
 
-def test_a_hook_on_every_module_is_run():
-    seen = []
-    handle = torch.nn.modules.module.register_module_forward_hook(lambda module, *_: seen.append(type(module)))
+@pytest.mark.parametrize("where", ["every module", "model.layers.0"])
+def test_a_hook_is_run(where):
+    models, seen = pair(), []
+    layers = [model.model.layers[0] for model in models]
+    if where == "every module":
+        handles = [torch.nn.modules.module.register_module_forward_hook(lambda module, *_: seen.append(module))]
+    else:
+        handles = [layer.register_forward_hook(lambda module, *_: seen.append(module)) for layer in layers]
     try:
-        _, report = written(*pair(), 1, compile_config=EAGER, max_new_tokens=5)
+        _, report = written(*models, 1, compile_config=EAGER, max_new_tokens=5)
     finally:
-        handle.remove()
-    assert report.eager_because == "a forward hook stands on every module" and seen
+        for handle in handles:
+            handle.remove()
+    assert report.eager_because == f"a forward hook stands on {where}"
+    assert sum(module in layers for module in seen) == sum(report.forwards.values())
 
 
 def test_tensors_that_two_models_share():

@@ -21,7 +21,7 @@ from torch.ao.quantization import quantize_dynamic
 from transformers import CompileConfig
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.engine import compiled_loop
+from hf_lossy_assist.engine import compiled_loop, loop
 from hf_lossy_assist.models.compiled import compilation
 from hf_lossy_assist.models.facts import CACHE
 from hf_lossy_assist.models.packed_linears import int8
@@ -98,20 +98,22 @@ RULES = [
 ]  # fmt: skip
 
 
+MODES = [(rule, mode) for mode in ("sampling", "greedy") for rule in RULES if mode in rule.modes]
+
+
 @pytest.mark.full
-@pytest.mark.nightly(every=len(RULES))
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
-def test_every_rule_of_tensors_decides_the_same(rule):
-    """Each row has random numbers of its own, which do not depend on how many the other rows draw.
+@pytest.mark.nightly(every=len(MODES))
+@pytest.mark.parametrize(("rule", "mode"), MODES, ids=lambda x: x if isinstance(x, str) else type(x).__name__)
+@pytest.mark.filterwarnings("ignore:.*policy is lossy")
+def test_every_rule_of_tensors_decides_the_same(monkeypatch, rule, mode):
+    """Each row has random numbers of its own, which do not depend on how many the other rows draw, and Transformers' warpers.
 
     A stop that never stops: the drafts of all rules are one graph then, and only what verifies and accepts is traced for each.
     """
-    policy = hla.LossyPolicy(rule=rule, stop=hla.Confidence(0.0, max_draft=4))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for mode in rule.modes:
-            sampling = mode == "sampling"
-            decides_the_same("one layer", policy, (9, 5), do_sample=sampling, top_k=0, max_new_tokens=16)
+    monkeypatch.setattr(loop, "drop_finished", lambda call: None)  # or a graph would be traced for each number of rows
+    policy = hla.LossyPolicy(rule=rule, stop=hla.Confidence(0.0, max_draft=2))
+    warpers = {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.9} if mode == "sampling" else {}
+    decides_the_same("one layer", policy, (9, 5), max_new_tokens=16, **warpers)
 
 
 @pytest.mark.nightly
@@ -126,12 +128,13 @@ def test_stops_that_look_at_each_token_decide_the_same(stop, sampling):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("step", "lengths"), [(0.01, {4, 7}), pytest.param(9.0, {4}, marks=pytest.mark.nightly)])
-def test_a_joint_stop_decides_behind_each_block(step, lengths):
+@pytest.mark.parametrize(("step", "lengths"), [(0.01, {2, 3}), pytest.param(9.0, {2}, marks=pytest.mark.nightly)])
+def test_a_joint_stop_decides_behind_each_block(monkeypatch, step, lengths):
     """The tokens of a block are drafted and verified in any case, so that all of them count, up to the limit."""
-    settings = {"num_assistant_tokens": None, "max_new_tokens": 40, "eos_token_id": tiny.NEVER_EMITTED}
-    out = written(policy=hla.LossyPolicy(stop=hla.JointGoodput(step=step, max_draft=7)), **settings)
-    assert torch.equal(out.sequences, stage_by_stage(policy="strict", **settings).sequences)
+    monkeypatch.setattr(compiled_loop, "DRAFT_CHUNK", 2)
+    settings = {"num_assistant_tokens": None, "max_new_tokens": 30, "eos_token_id": tiny.NEVER_EMITTED}
+    out = written("one layer", hla.LossyPolicy(stop=hla.JointGoodput(step=step, max_draft=3)), **settings)
+    assert torch.equal(out.sequences, stage_by_stage("one layer", **settings).sequences)
     assert out.speculation.num_compiled_rounds > 2 and out.speculation.eager_because is None
     drafted = out.speculation.to_dict()["acceptance_histogram_by_draft_length"]
     rounds = {int(length): sum(counts) for length, counts in drafted.items()}
@@ -156,14 +159,6 @@ def test_a_joint_stop_measures_compiled_rounds():
     (known,) = joint_goodput.KNOWN[model][draft].values()
     seconds = [second for each in known.costs.steps.points.values() for second in each]
     assert known.costs.ready and known.averages[0] > 2 and max(seconds) < 2
-
-
-@pytest.mark.full
-def test_warpers_of_transformers_are_in_the_graph():
-    settings = {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.9, "lengths": (9, 5)}
-    seeds = lambda: [torch.Generator().manual_seed(seed) for seed in (1, 2)]  # noqa: E731
-    one, other = (call(generator=seeds(), **settings) for call in (stage_by_stage, written))
-    assert torch.equal(one.sequences, other.sequences) and other.speculation.num_compiled_rounds > 2
 
 
 @pytest.mark.nightly
@@ -223,7 +218,7 @@ def test_prompts_of_any_length_compile_nothing():
 
 @pytest.mark.full
 def test_what_a_round_of_tensors_cannot_do_runs_stage_by_stage():
-    remembers = hla.LossyPolicy(stop=hla.AnyOf([hla.SVIP(), hla.Heuristic()]))
+    remembers = hla.LossyPolicy(stop=hla.AnyOf([hla.SVIP(max_draft=1), hla.Heuristic(1)]))
     cases = (
         ({"policy": remembers, "num_assistant_tokens": None}, "the stop remembers"),
         ({"repetition_penalty": 1.2}, "reads the text"),
@@ -232,10 +227,11 @@ def test_what_a_round_of_tensors_cannot_do_runs_stage_by_stage():
         ({"policy": hla.LossyPolicy(rule=hla.Limited(hla.TopK(3), per_request=2))}, "keeps a state"),
         ({"drafter": hla.SuffixDrafter()}, "what drafts is no model"),
     )
+    how = {"lengths": (9,), "max_new_tokens": 8, "num_assistant_tokens": 1, "eos_token_id": tiny.NEVER_EMITTED}
     for settings, reason in cases:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            out, alone = (call("one layer", lengths=(9,), **settings) for call in (written, stage_by_stage))
+            out, alone = (call("one layer", **how | settings) for call in (written, stage_by_stage))
         assert torch.equal(out.sequences, alone.sequences)
         assert reason in out.speculation.eager_because and out.speculation.num_compiled_rounds == 0
 
@@ -247,19 +243,6 @@ def test_models_of_many_layers_are_compiled_block_by_block(monkeypatch):
     assert torch.equal(out.sequences, stage_by_stage().sequences)
     assert re.search(r"graphs of \d+ layers, more than 3", out.speculation.eager_because)
     assert out.speculation.num_compiled_rounds == 0 and out.speculation.num_compiled_forwards > 2
-
-
-@pytest.mark.full
-def test_a_hook_is_run():
-    model, _ = pair("llama")
-    seen = []
-    handle = model.model.layers[0].register_forward_hook(lambda *_: seen.append(1))
-    try:
-        out = written()
-    finally:
-        handle.remove()
-    assert "a forward hook stands on model.layers.0" in out.speculation.eager_because
-    assert len(seen) == out.speculation.forwards["target"] + out.speculation.forwards["prefill"] / 2
 
 
 def broken(graph, inputs):
@@ -346,8 +329,8 @@ def test_static_caches_are_chosen_by_name(monkeypatch):
 
 @pytest.mark.full
 def test_a_cache_goes_on_with_transformers():
-    model, _ = pair("llama")
-    out = written(lengths=(9,), max_new_tokens=10)
+    model, _ = pair("one layer")
+    out = written("one layer", lengths=(9,), max_new_tokens=10, num_assistant_tokens=1)
     more = model.generate(out.sequences, **{CACHE: cache_of(out)}, max_new_tokens=6, do_sample=False)
     assert torch.equal(more, model.generate(out.sequences, max_new_tokens=6, do_sample=False))
 
@@ -355,9 +338,9 @@ def test_a_cache_goes_on_with_transformers():
 @pytest.mark.full
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
 def test_inductor_writes_the_same_and_its_kernels_are_reused(tmp_path):
-    model, draft = pair("llama")
-    settings = {"num_assistant_tokens": 2, "max_new_tokens": 12, "lengths": (9,)}
-    warm = {"batch_sizes": [1], "lengths": [64], "num_assistant_tokens": 2, "artifacts": tmp_path / "rounds"}
+    model, draft = pair("one layer")
+    settings = {"name": "one layer", "num_assistant_tokens": 1, "max_new_tokens": 8, "lengths": (9,)}
+    warm = {"batch_sizes": [1], "lengths": [64], "num_assistant_tokens": 1, "artifacts": tmp_path / "rounds"}
     found = hla.warmup(model, draft, **warm)
     assert found[0].num_graphs == 1 and found[0].eager_because is None
     out = written(compile_config=CompileConfig(), **settings)

@@ -15,7 +15,7 @@ from transformers import CompileConfig
 import hf_lossy_assist as hla
 from hf_lossy_assist.drafters.networks.base import CAUSAL, AttentionWindow
 from hf_lossy_assist.drafters.trained import DFlash2Drafter, DFlashDrafter, DSparkDrafter
-from hf_lossy_assist.engine import compiled_loop
+from hf_lossy_assist.engine import compiled_loop, loop
 from hf_lossy_assist.models.compiled import static_cache
 
 
@@ -77,6 +77,12 @@ def graphs_are_freed():
     torch._dynamo.reset()
 
 
+@pytest.fixture
+def all_rows_stay(monkeypatch):
+    """Or a text that ends before another would have each function traced again, for one row."""
+    monkeypatch.setattr(loop, "drop_finished", lambda call: None)
+
+
 KINDS = [
     "eagle3", "dflash", "dspark vanilla", "eagle3 of two layers", "dflash from the anchor", "eagle3 with windows", "dflash with windows",
     "dspark gated", "dspark rnn", "dflash 2",
@@ -85,7 +91,7 @@ KINDS = [
 
 @pytest.mark.full
 @pytest.mark.parametrize("kind", [KINDS[0], *(pytest.param(kind, marks=pytest.mark.nightly) for kind in KINDS[1:])])
-def test_rounds_of_a_constant_length(kind):
+def test_rounds_of_a_constant_length(all_rows_stay, kind):
     out = compared(kind, LOSSY)
     assert out.speculation.eager_because is None and out.speculation.num_compiled_rounds > 4
     assert len({count for row in out.speculation.rows for _, count in row.steps}) > 2
@@ -122,7 +128,7 @@ def test_rows_that_end_and_texts_of_one_token(kind):
 
 @pytest.mark.full
 @pytest.mark.parametrize("kind", ["dflash", pytest.param("eagle3", marks=pytest.mark.nightly)])
-def test_eager_rounds_among_them(monkeypatch, kind):
+def test_eager_rounds_among_them(all_rows_stay, monkeypatch, kind):
     """Each goes on where the other has been."""
     fits, rounds = compiled_loop.CompiledRounds.fits, []
     monkeypatch.setattr(

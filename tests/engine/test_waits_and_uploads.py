@@ -48,7 +48,7 @@ CALLS: dict[str, tuple[dict[str, Any], Budget]] = {
     "sampling": ({"do_sample": True}, Budget(1, 1)),
     "penalty": (PENALTY, Budget(1, 2.2)),
     "penalty, one row": (PENALTY | {"rows": 1}, Budget(1, 0)),
-    "penalty, svip": (PENALTY | {"lossy_policy": "svip"}, Budget(3.7, 4)),
+    "penalty, svip": (PENALTY | {"lossy_policy": "svip", "max_new_tokens": 24}, Budget(3.7, 4)),
     "texts": (TEXTS, Budget(1, 2.2)),
     "lookup": ({"prompt_lookup_num_tokens": 5, "rows": 1}, Budget(1, 1.1)),
     "suffix": ({"drafter": "suffix"}, Budget(1, 1.7)),

@@ -114,7 +114,7 @@ def test_example_runs_in_two_processes(script, two_processes):
     assert (folder / "out").exists() or script == "tensor_parallel.py"
 
 
-@pytest.mark.nightly  # tests/training/test_processes.py does the same in two processes
+@pytest.mark.nightly  # tests/training/test_run_folder.py does the same in two processes
 @pytest.mark.parametrize("script", sorted(SHELL))
 def test_shell_script_runs_in_two_processes(script, tmp_path):
     path, out = ROOT / "examples" / "multi_gpu" / script, tmp_path / "out"

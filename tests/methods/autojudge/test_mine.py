@@ -16,11 +16,13 @@ import torch
 from datasets import Value, load_from_disk
 from support import eagle, small
 from support.collecting import record
+from support.commands import DEMO
 from support.hub_server import card_problems
 from support.mining import COUNT, NEW, SETTINGS, SOURCE, TASK, found, loaded, local, undisturbed
 from support.refusals import refused
 from transformers import RwkvConfig, RwkvForCausalLM
 
+from hf_lossy_assist import AutoJudge, Head, LossyPolicy
 from hf_lossy_assist.methods.autojudge.dataset import RECORD, explain_nothing, summarise
 from hf_lossy_assist.methods.autojudge.fit import fit_autojudge
 from hf_lossy_assist.methods.autojudge.mine import FIRST, MineSettings, mine
@@ -279,23 +281,85 @@ def test_the_cause_of_an_empty_dataset():
 
 
 @pytest.mark.full
-def test_mining_that_found_nothing_says_why_and_frees_the_name(hf_lossy, tmp_path):
-    for options, why in (
-        (("--max-new-tokens", 4), f"2 {UNSEARCHED}, 2 were cut short: raise --max-new-tokens"),
-        (("--max-seconds", 1e-9), f"2 {LATE}"),
-    ):
-        line = hf_lossy("mine", "--limit", 2, *options, "--out", tmp_path / "mined").line
-        expected = f"hf-lossy: nothing to fit a judge to, and nothing is written: {why}"
-        assert line == expected.replace("of 4", "of 2")
-        assert os.listdir(tmp_path) == []
-    assert hf_lossy("mine", "--limit", 2, "--out", tmp_path / "mined").code == 0
-
-
-@pytest.mark.nightly
 @pytest.mark.filterwarnings("default:the first 8 problems")
-def test_a_run_that_finds_nothing_says_so_before_its_end(hf_lossy, tmp_path):
-    done = hf_lossy("mine", "--limit", FIRST + 1, "--max-seconds", 1e-9, "--out", tmp_path / "mined")
-    warning = f"warning: the first {FIRST} problems gave no mismatch: {FIRST} of {FIRST} problems were cut off at --max-seconds: raise it"
-    assert done.code == 2 and warning in done.err
-    done = hf_lossy("mine", "--limit", FIRST + 1, "--out", tmp_path / "mined")
+def test_mining_that_found_nothing_says_why_and_frees_the_name(hf_lossy, tmp_path):
+    """After the first problems already, before its end."""
+    for count, options, why in (
+        (2, ("--max-new-tokens", 4), f"2 {UNSEARCHED}, 2 were cut short: raise --max-new-tokens"),
+        (FIRST + 1, ("--max-seconds", 1e-9), f"{FIRST + 1} {LATE}"),
+    ):
+        done = hf_lossy("mine", "--limit", count, *options, "--out", tmp_path / "mined")
+        expected = f"hf-lossy: nothing to fit a judge to, and nothing is written: {why}"
+        assert done.line == expected.replace("of 4", f"of {count}") and os.listdir(tmp_path) == []
+        warning = f"warning: the first {FIRST} problems gave no mismatch: {FIRST} of {FIRST} problems were cut off at --max-seconds: raise it"
+        assert (warning in done.err) == (count > FIRST)
+    done = hf_lossy("mine", "--limit", 2, "--out", tmp_path / "mined")
     assert done.code == 0 and "gave no mismatch" not in done.err
+
+
+# -- from the command line, with a Hub on loopback ----------------------------------------------------------------------
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")
+def test_mine_fit_generate_push_pull(hf_lossy, hub, tmp_path):
+    mined = tmp_path / "mined"
+    assert hf_lossy("mine", "--task", "demo", "--limit", 12, "--batch-size", 12, "--out", mined).code == 0
+    facts = json.loads((mined / RECORD).read_text())
+    found = facts["found"]
+    assert facts["settings"]["max_new_tokens"] == 96 and facts["problems"] == 12
+    assert 0 < found["important"] < found["mismatches"] == len(load_from_disk(str(mined)))
+    assert card_problems((mined / "README.md").read_text()) == ([], [])
+
+    head = tmp_path / "judge"
+    fitted = hf_lossy("fit", "autojudge", mined, "--out", head, "--folds", 3)
+    assert fitted.code == 0 and "…" not in fitted.out, fitted
+    assert "AUROC" in fitted.out and "of the important tokens" in fitted.out
+    last = f"see which answers it changes: hf-lossy compare --task demo --policies svip,{head}"
+    assert fitted.out.splitlines()[-1] == last
+    assert Head.from_pretrained(head).config.polarity == "important"
+
+    policy = f"autojudge:head={head},threshold=0.9,window=8"
+    lossy = hf_lossy("generate", "--max-new-tokens", 40, "--json", "--seed", 3, "--policy", policy).json
+    assert lossy["policy"]["rule"] == {"name": "judge", "head": str(head), "threshold": 0.9}
+    assert lossy["policy"]["stop"] == {"name": "constant", "gamma": 8}
+    assert lossy["speculation"]["lossless"] is False and lossy["speculation"]["num_lossy_accepts"] > 0
+
+    for folder, repo in ((head, "org/judge"), (mined, "org/mined")):
+        url = hf_lossy("push", folder, repo)
+        assert url.code == 0 and hub.url in url.out, url
+    pulled = hf_lossy("pull", "datasets/org/mined", "--out", tmp_path / "back")
+    assert pulled.code == 0, pulled.err
+    assert load_from_disk(str(tmp_path / "back")).to_list() == load_from_disk(str(mined)).to_list()
+    assert LossyPolicy.from_pretrained("org/judge") == AutoJudge(Head.from_pretrained("org/judge"))
+
+
+@pytest.mark.full
+def test_wrong_uses(hf_lossy, tmp_path):
+    out, file, mined = ("--out", tmp_path / "x"), tmp_path / "file.jsonl", undisturbed()[0]
+    file.write_text('{"question": "1 + 1?"}\n')
+    for arguments, words in (
+        (("--task", "gsm"), "'gsm8k'"),
+        (("--task", "gsm8k"), "--data"),
+        (("--task", "gsm8k", "--data", tmp_path / "none.jsonl"), "none.jsonl"),
+        (("--task", "gsm8k", "--data", file, *DEMO), "line 1"),
+        (("--task", "code", "--data", file, *DEMO), "--allow-code-execution"),
+        (("--task", "gsm8k", "--data", file, *DEMO, "--allow-code-execution"), "runs no programs"),
+        (("--task", "demo", *DEMO), "demo models"),
+        (("--model", "m"), "for the demo models"),
+        (("--drafter", "demo"), "needs a draft model"),
+        (("--max-new-tokens", 400), "positions: choose fewer new tokens"),
+    ):
+        line = hf_lossy("mine", *arguments, *out).line
+        assert words in line, line
+    assert not list(tmp_path.glob("x*"))
+
+    for arguments, words in (
+        ((tmp_path,), "mine.json"),
+        ((mined, "--model", DEMO[3], "--assistant", DEMO[3]), "hidden_size"),
+        ((mined, "--features", "companion"), "companion"),
+        ((mined, "--recall", 2), "recall"),
+    ):
+        line = hf_lossy("fit", "autojudge", *arguments, *out).line
+        assert words in line, line
+    assert not list(Path(tmp_path).glob("x*"))

@@ -79,7 +79,7 @@ def test_policies_with_a_profile_equal_what_their_json_form_builds():
     assert policy != replace(policy, filter=replace(policy.filter, profile=other))
 
 
-@pytest.mark.parametrize("kind", demo.DRAFTERS)
+@pytest.mark.parametrize("kind", [pytest.param("dspark", marks=pytest.mark.full), "eagle3"])
 def test_the_shipped_drafters_are_as_good_as_their_cards(models, kind):
     """Drafts of five tokens give 5.3 and 5.6 tokens a call."""
     target, inputs = hla.enable(models.target), models.tokenizer([p.prompt for p in demo.problems(4, seed=9)], return_tensors="pt", padding=True)  # fmt: skip

@@ -29,6 +29,7 @@ def relative(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
+@pytest.mark.full
 def test_nothing_is_a_client_of_a_server():
     """The Hub's own client aside; one file listens, and one sees whether a cluster's address answers."""
     clients = {"requests", "httpx", "httpx2", "aiohttp", "openai", "urllib", "http", "socket"}
@@ -43,6 +44,7 @@ def test_nothing_is_a_client_of_a_server():
             assert not {name.partition(".")[0] for name in names} & clients, file
 
 
+@pytest.mark.full
 def test_nothing_names_a_makers_folders():
     """In every file, of weights and figures too: what writes those may put paths into them."""
     top = [path for path in ROOT.iterdir() if path.is_file() and path.name != ".git"]  # a worktree's .git is a path

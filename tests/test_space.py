@@ -27,6 +27,7 @@ def pair(app):
     return app.load()
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy:UserWarning")
 @pytest.mark.parametrize("policy", ["svip", "top_k:k=3+svip"])
 def test_both_texts_and_where_their_tokens_come_from(app, pair, policy):

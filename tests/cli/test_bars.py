@@ -46,6 +46,7 @@ def within(moves, total):
     moves.clear()
 
 
+@pytest.mark.full
 def test_jobs_move_within_a_batch(tmp_path, moves):
     target, draft, tokenizer = tiny_pair()
     given = word_prompts(4, 6, 5)

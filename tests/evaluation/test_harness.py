@@ -15,7 +15,7 @@ from hf_lossy_assist.evaluation import lm_eval_models
 lm_eval = pytest.importorskip("lm_eval.tasks")
 
 
-@pytest.mark.parametrize("registered", (False, True), ids=("a target with a standing policy", "hf-lossy"))
+@pytest.mark.parametrize("registered", (pytest.param(False, marks=pytest.mark.full), True))
 def test_texts_and_likelihoods_are_those_of_lm_evals_model(registered):
     from lm_eval.api.instance import Instance
     from lm_eval.models.huggingface import HFLM

@@ -58,6 +58,7 @@ def names_in(policies):
 
 
 # The files
+@pytest.mark.full
 def test_every_headline_table_has_a_file(of):
     assert {path.stem for path in TABLES} == HEADLINES
     group = typer.main.get_command(app)
@@ -281,6 +282,7 @@ def test_mentored_decoding_spends_its_budget_and_rejects_least(of, budget):
     torch.testing.assert_close(emitted, law, atol=1e-9, rtol=0)
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")
 def test_mentored_decoding_in_a_call(of):
     """By its registered name; without a budget it is strict acceptance, and greedily it is refused."""

@@ -94,6 +94,7 @@ def test_the_fastest_of_those_that_are_certified(search):
     assert search({}, max_loss=0.7, count=84)[0].best is not None
 
 
+@pytest.mark.full
 def test_nothing_is_faster(search):
     """Than what is lossless, or than the target: a draft may cost more than it brings."""
     for seconds in (
@@ -112,6 +113,7 @@ def test_the_policy_that_is_advised_is_the_one_that_is_written():
         assert _choose_policy(types.SimpleNamespace(best=None, lossless=lossless), space, None) == policy
 
 
+@pytest.mark.full
 def test_a_gain_within_the_noise_is_none(search):
     """One second in a hundred saved on average, and the seconds of single texts differ by far more."""
     noisy = [1.98 + (-1.0 if i % 2 else 1.0) * (1 if i % 3 else -1) for i in range(400)]

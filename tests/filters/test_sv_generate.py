@@ -57,6 +57,7 @@ def test_where_it_does_not_pay_it_is_strict_acceptance(models):
     assert torch.equal(*texts)
 
 
+@pytest.mark.full
 def test_a_companion_by_name_is_loaded_once_and_a_policy_goes_through_files(models, tmp_path):
     models.companion.save_pretrained(tmp_path / "companion")
     by_name = str(tmp_path / "companion")

@@ -157,6 +157,7 @@ def one_token(rule: Any, p: torch.Tensor, q: torch.Tensor, certain: bool) -> tup
     return accepted, corrected
 
 
+@pytest.mark.full
 def test_the_distribution_by_enumeration():
     """q·a + (1 − Σ q·a)·r at each place behind its prefix, and p where the round's bonus token stands, in float64."""
     for threshold, certain in itertools.product(PASSING, (False, True)):

@@ -120,6 +120,7 @@ def summarize_rows(out) -> list[dict]:
     return [out.speculation.summary(row, sources=True) for row in out.speculation.rows]
 
 
+@pytest.mark.full
 def test_lossy_tokens_stay_where_they_may_be():
     """With a draft that is never right every accepted token is a lossy one, or the target means the same by chance."""
     model = tiny.shared("llama")
@@ -149,6 +150,7 @@ def test_lossy_tokens_stay_where_they_may_be():
             assert before and before[-1] == marks[0]
 
 
+@pytest.mark.full
 def test_the_unchecked_tokens_of_sprinter_can_be_limited():
     model = tiny.shared("llama")
     out = {
@@ -165,7 +167,7 @@ def test_the_unchecked_tokens_of_sprinter_can_be_limited():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("sampling", [False, True])
+@pytest.mark.parametrize("sampling", [pytest.param(False, marks=pytest.mark.full), True])
 def test_the_report_has_the_overshoot_of_lossy_tokens(sampling):
     """Counted anew from the target's distributions over the finished text; what is limited stays within its limit."""
     model = tiny.shared("llama")

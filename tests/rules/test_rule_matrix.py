@@ -88,6 +88,7 @@ def test_neutral_is_strict_on_blocks():
         assert accepted > 50, (rule, mode)
 
 
+@pytest.mark.full
 def test_looser_accepts_a_superset_and_never_fewer_than_strict():
     """With the same coins; in the tests' settings, and in those that `tune` climbs, from strict acceptance on."""
     for name, mode in RULE_MODES:

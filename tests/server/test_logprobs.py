@@ -110,6 +110,7 @@ def test_a_completion_has_them_by_token(models, running, monkeypatch):
         running.client().chat.completions.create(model="demo", messages=messages, **many)
 
 
+@pytest.mark.full
 def test_a_stop_text_cuts_them_with_the_text(models, running):
     create = running.client().completions.create
     given = {"model": "demo", "prompt": PROMPT, "max_tokens": 24, "temperature": 0, "logprobs": 0}

@@ -388,7 +388,7 @@ def test_finished_texts_and_predictions_of_one_tenant(models):
         assert texts_in(service.worker) == before, "what a seed repeats, or a lossy policy writes, is not kept"
 
 
-@pytest.mark.parametrize("drafter", [None, "suffix"])
+@pytest.mark.parametrize("drafter", [None, pytest.param("suffix", marks=pytest.mark.full)])
 def test_prefixes_of_one_tenant(models, drafter, monkeypatch):
     """A prompt that another key has sent costs what it costs alone, so that its time tells nothing."""
     costs = count_read(monkeypatch)

@@ -122,6 +122,7 @@ def test_seconds_are_taken_again_when_half_of_the_rows_have_ended():
     assert lengths(world.rounds(10)) == [("D", 1), ("A", 1), ("D", 8)]
 
 
+@pytest.mark.full
 def test_it_is_counted():
     """Ten draft models' worth of work for nothing: most rounds are the target's alone, and say so."""
     stats = greedy_equals(Fallback(Constant(40)), kind="never", eos_token_id=NEVER_EMITTED, max_new_tokens=100)

@@ -293,6 +293,7 @@ INSIDE = (
 )  # fmt: skip
 
 
+@pytest.mark.full
 def test_it_works_inside_other_stops(monkeypatch):
     for stop in INSIDE:
         assert stop.joint and not hla.AnyOf([SVIP(), hla.AtLeast(SVIP(), 2)]).joint

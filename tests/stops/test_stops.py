@@ -116,6 +116,7 @@ def test_engine_gives_the_stop_raw_logits():
     assert stats.total().num_draft_tokens > stats.total().num_spec_steps
 
 
+@pytest.mark.full
 def test_drafts_in_transformers_loop_get_shorter():
     """With the model as its own draft all is accepted, so that the lengths are the stop's alone: 24 = 5 + 5 + 5 + 5 + 4."""
     assert stock_lengths(Constant(4), "always")[1] == [4, 4, 4, 4, 3]

@@ -16,7 +16,7 @@ from support.refusals import refused
 from support.small import tokenizer, words
 from support.tiny import assisted, prompts
 
-from hf_lossy_assist import Confidence, Constant, Heuristic, LossyPolicy, as_policy
+from hf_lossy_assist import Confidence, Constant, Heuristic, LossyPolicy
 from hf_lossy_assist.artifacts.profile_tables import Bins, Latency
 from hf_lossy_assist.artifacts.sv_profile import PROFILE, TABLES, Profile
 from hf_lossy_assist.filters.sv import SVFilter
@@ -55,20 +55,6 @@ def test_seconds_that_flatten_load_as_they_are_and_say_so(saved):
     with pytest.warns(UserWarning, match=r"profile.json: the seconds flatten .*hf-lossy profile"):
         back = Profile.from_pretrained(saved)
     assert not back.latency.convex and np.array_equal(back.latency.seconds, steps)
-
-
-def test_a_policys_folder(tmp_path):
-    """The profile is saved with the policy, and the companion by its name."""
-    third = tiny.build("llama")
-    third.config.name_or_path = "org/companion"
-    policy = SpeculativeVerification(profile(), third, gamma=3, exact="prefix", fallback=False)
-    policy.save_pretrained(tmp_path / "policy")
-    assert {p.name for p in (tmp_path / "policy").iterdir()} == {"policy.json", "README.md", "filter_profile"}
-    back = as_policy(tmp_path / "policy")
-    assert back.stop == Constant(3) and (back.filter.companion, back.filter.exact) == ("org/companion", "prefix")
-    assert not back.filter.fallback and back.filter.corrections
-    for name, value in arrays(profile()).items():
-        assert arrays(back.filter.profile)[name].tobytes() == value.tobytes()
 
 
 # -- latency --------------------------------------------------------------------------------------------------------------
@@ -214,19 +200,6 @@ def test_other_models_are_refused_and_what_may_differ_warns():
     with pytest.warns(UserWarning, match=r"taken on another machine \(an abacus; this is .*threads\)"):
         profile(machine="an abacus").check(target(), draft(), companion())
     profile().check(target(), draft(), companion(), tokenizer())
-
-
-def test_another_tokenizer_is_refused():
-    shuffled = tokenizer(words()[::-1])
-    refused(
-        lambda: profile().check(target(), draft(), companion(), shuffled),
-        "the profile was made with a tokenizer of hash",
-    )
-    policy = SpeculativeVerification(profile(), companion(), fallback=False)
-    refused(
-        lambda: assisted(target(), prompts((5,)), draft(), policy, tokenizer=shuffled),
-        "the profile was made with a tokenizer of hash",
-    )
 
 
 def test_other_sampling_settings_warn():

@@ -40,16 +40,14 @@ def with_head(name: str) -> dict:
 def test_a_policy_takes_no_head_from_elsewhere_on_the_disk(hub, tmp_path, monkeypatch):
     linear().save_pretrained(tmp_path / "HEAD")
     monkeypatch.chdir(tmp_path)
+    says = "one of its own sub-folders or a repository on"
     names = (tmp_path / "HEAD", "..", "../..", "../HEAD", "stop_head/../../HEAD", ".", "", "~/head", "C:\\head")
     for name in map(str, names):
         (tmp_path / "policy").mkdir(exist_ok=True)
         (tmp_path / "policy" / "policy.json").write_text(json.dumps(with_head(name)))
-        # which may have been downloaded by other means
-        refused(
-            lambda: LossyPolicy.from_pretrained(tmp_path / "policy"), "one of its own sub-folders or a repository on"
-        )
+        refused(lambda: LossyPolicy.from_pretrained(tmp_path / "policy"), says)  # it may have been downloaded somehow
     for load in (LossyPolicy.from_pretrained, pull):
-        refused(lambda load=load: load(shared(with_head("../HEAD"))), "one of its own sub-folders or a repository on")
+        refused(lambda load=load: load(shared(with_head("../HEAD"))), says)
     linear().save_pretrained(tmp_path / "HEAD")
     spec = with_head(str(tmp_path / "HEAD"))
     for form in (spec, json.dumps(spec)):
@@ -181,15 +179,8 @@ def test_no_code_of_a_companion_is_run_and_no_pickle_read(hub, tmp_path, monkeyp
     assert not canary.exists()
 
 
-OURS = {
-    "Head",
-    "LossyPolicy",
-    "Profile",
-    "cls",
-    "kind",
-    "saved",
-    "SAVED[need]",
-}  # of this package: safetensors and JSON alone
+# Of this package: safetensors and JSON alone.
+OURS = {"Head", "LossyPolicy", "Profile", "cls", "kind", "saved", "SAVED[need]"}
 UNPICKLING = {"pickle", "joblib", "dill", "cloudpickle", "shelve", "marshal"}
 
 

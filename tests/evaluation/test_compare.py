@@ -18,16 +18,9 @@ from support.runs import ARMS, a_run
 from transformers import CompileConfig
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.evaluation import arms
+from hf_lossy_assist.evaluation import arms, comparison
 from hf_lossy_assist.evaluation.arms import make_arms
-from hf_lossy_assist.evaluation.comparison import (
-    compare_arms,
-    describe_comparison,
-    finish_run,
-    list_batches,
-    open_run,
-    read_run,
-)
+from hf_lossy_assist.evaluation.comparison import compare_arms, list_batches, open_run, read_run
 from hf_lossy_assist.evaluation.writer import DecodingSettings, TextWriter
 from hf_lossy_assist.tasks.base import Problem
 from hf_lossy_assist.tasks.math import GSM8K
@@ -259,7 +252,7 @@ def compare_known(out, count, resume=False):
     with open_run(out, {"target": {"id": "T"}}, resume) as run:
         found = compare_arms(writer, ARMS, ["a", "b"], list_batches(count, [1]), run)
         if count == 2:
-            finish_run(run, found.metrics)
+            comparison.finish_run(run, found.metrics)
     return found, writer.calls[len(ARMS) :]
 
 
@@ -279,7 +272,7 @@ def test_a_run_is_of_its_right_answers_and_heads_too(tmp_path):
         policies = {"svip": hla.as_policy("svip"), "sprinter": hla.as_policy(f"sprinter:head={name}")}
         arms = make_arms(models.target, models.draft, policies)
         writer = TextWriter(models.target, models.tokenizer, DecodingSettings())
-        return describe_comparison(writer, models.draft, arms, ["a"], "demo", [1], [Problem("a", gold)])
+        return comparison.describe_comparison(writer, models.draft, arms, ["a"], "demo", [1], [Problem("a", gold)])
 
     head.save_pretrained(tmp_path / "head")
     first = facts("7", tmp_path / "head")

@@ -11,17 +11,7 @@ from support.refusals import refused
 from support.rule_cases import Unregistered
 
 import hf_lossy_assist as hla
-from hf_lossy_assist import (
-    SVIP,
-    Confidence,
-    Constant,
-    Heuristic,
-    LossyPolicy,
-    Strict,
-    VerifyAll,
-    VerifyFilter,
-    as_policy,
-)
+from hf_lossy_assist import SVIP, Constant, Heuristic, LossyPolicy, Strict, VerifyAll, as_policy
 from hf_lossy_assist.policy.parse import split_policies
 from hf_lossy_assist.registry import list_entries
 
@@ -33,7 +23,7 @@ def test_the_form_itself():
         (SVIP(h=0.4), {"name": "svip", "h": 0.4, "c": 0.15, "form": "bound", "max_draft": 40}),
         (Constant(7), {"name": "constant", "gamma": 7}),
         (Heuristic(), {"name": "heuristic", "initial": 5, "max_draft": 40}),
-        (Confidence(), {"name": "confidence", "threshold": 0.4, "max_draft": 20, "reads": "probability"}),
+        (hla.Confidence(), {"name": "confidence", "threshold": 0.4, "max_draft": 20, "reads": "probability"}),
     ):
         assert LossyPolicy(stop=stop).to_dict() == {"stop": form}
 
@@ -60,7 +50,7 @@ def test_every_accepted_kind():
     assert as_policy({"stop": {"name": "svip", "h": 1.0}}) == LossyPolicy(stop=stop)
     assert as_policy('  {"stop": "svip"}') == policy
 
-    class Lossy(VerifyFilter):
+    class Lossy(hla.VerifyFilter):
         lossless: ClassVar[bool] = False
 
     assert LossyPolicy(stop=SVIP()).lossless and as_policy(Heuristic()).lossless

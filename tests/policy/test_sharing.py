@@ -8,15 +8,17 @@ from typing import Any
 
 import pytest
 import torch
-from huggingface_hub import HfApi, constants, create_repo, hf_hub_download, model_info, upload_file, upload_folder
-from huggingface_hub.errors import (
-    GatedRepoError,
-    HfHubHTTPError,
-    LocalEntryNotFoundError,
-    OfflineModeIsEnabled,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
+from huggingface_hub import (
+    HfApi,
+    constants,
+    create_repo,
+    errors,
+    hf_hub_download,
+    model_info,
+    upload_file,
+    upload_folder,
 )
+from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
 from support.hub_server import card_problems
 from support.refusals import refused
 
@@ -243,10 +245,10 @@ def test_offline_what_is_cached_loads_and_the_rest_says_so(hub, monkeypatch):
     for load in LOADERS:
         assert load(REPO)
         for repo in ("org/other", "org/nothing"):
-            with pytest.raises(LocalEntryNotFoundError):
+            with pytest.raises(errors.LocalEntryNotFoundError):
                 load(repo)
     assert len(hub.requests) == before
-    with pytest.raises(OfflineModeIsEnabled):
+    with pytest.raises(errors.OfflineModeIsEnabled):
         push(SHIPPED, REPO)
 
 

@@ -17,16 +17,8 @@ from support.serving import serving
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import demo
-from hf_lossy_assist.server.bodies import (
-    IGNORED,
-    SUPPORTED,
-    ChatBody,
-    RequestError,
-    RequestLimits,
-    find_longest,
-    read_body,
-)
-from hf_lossy_assist.server.bodies import NEUTRAL as NEUTRAL_VALUES
+from hf_lossy_assist.server import bodies
+from hf_lossy_assist.server.bodies import IGNORED, SUPPORTED, ChatBody, RequestError, RequestLimits, read_body
 from hf_lossy_assist.server.messages import make_turn, read_end, render_chat
 from hf_lossy_assist.server.requests import read_request
 from hf_lossy_assist.server.routes import read_policies
@@ -175,7 +167,7 @@ WRONG = [
 
 @pytest.mark.parametrize("sent", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_any_value_of_any_field_is_refused_in_one_line_or_served(tokenizer, request, sent):
-    served, fields = [], sorted((SUPPORTED | IGNORED | set(NEUTRAL_VALUES)) - {"model"})
+    served, fields = [], sorted((SUPPORTED | IGNORED | set(bodies.NEUTRAL)) - {"model"})
     for base, name, value in itertools.product((CHAT, COMPLETION), fields, WRONG):
         body = copy.deepcopy(base | {name: value})
         try:
@@ -194,8 +186,8 @@ def test_any_value_of_any_field_is_refused_in_one_line_or_served(tokenizer, requ
 
 def test_every_field_of_the_openai_client_is_known():
     for params in (of_chats.CompletionCreateParamsBase, of_completions.CompletionCreateParamsBase):
-        assert set(params.__annotations__) <= SUPPORTED | IGNORED | set(NEUTRAL_VALUES)
-    assert not SUPPORTED & IGNORED and not (SUPPORTED | IGNORED) & set(NEUTRAL_VALUES)
+        assert set(params.__annotations__) <= SUPPORTED | IGNORED | set(bodies.NEUTRAL)
+    assert not SUPPORTED & IGNORED and not (SUPPORTED | IGNORED) & set(bodies.NEUTRAL)
 
 
 # -- messages -----------------------------------------------------------------------------------------------------------
@@ -279,8 +271,8 @@ def test_the_longest_text_of_a_nested_config():
     class Nested:
         config = type("Config", (), {"get_text_config": lambda self, decoder: inner.config})()
 
-    assert find_longest(Nested(), model, None) == 64
-    assert find_longest(model, object(), None) == 256
+    assert bodies.find_longest(Nested(), model, None) == 64
+    assert bodies.find_longest(model, object(), None) == 256
 
 
 ANY = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"

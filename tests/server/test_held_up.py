@@ -8,18 +8,7 @@ from contextlib import ExitStack, contextmanager
 
 import openai
 import pytest
-from support.serving import (
-    STALLS,
-    STREAMS,
-    connect,
-    half_body,
-    head,
-    post,
-    rest,
-    serving,
-    unread_replies,
-    unread_stream,
-)
+from support.serving import STALLS, STREAMS, connect, half_body, head, post, rest, serving
 
 from hf_lossy_assist import demo
 from hf_lossy_assist.server.http import MOST_BYTES, MOST_OTHERS, count_connections
@@ -78,10 +67,13 @@ def test_a_request_that_does_not_come_in_full_is_ended(models):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("stalls", [unread_replies, unread_stream])
+@pytest.mark.parametrize("stalls", ["unread replies", "unread streams"])
 def test_a_reply_that_is_not_read_is_given_up(models, stalls):
     with serving(models, most=200, writing=0.3) as service, ExitStack() as stack:
-        client, whole = stack.enter_context(stalls(service.port)), stack.enter_context(connect(service.port))
+        client, whole = (
+            stack.enter_context(STALLS[stalls](service.port, None)),
+            stack.enter_context(connect(service.port)),
+        )
         whole.sendall(post("/v1/completions", GIVEN | {"stream": True}))  # somebody who reads
         begun = whole.recv(1)
         deadline = time.monotonic() + 20
@@ -90,7 +82,7 @@ def test_a_reply_that_is_not_read_is_given_up(models, stalls):
             time.sleep(0.05)
         came = rest(client)
         assert came.startswith(b"HTTP/1.1 200 ") and came.count(b"[DONE]") < STREAMS
-        assert (b'"text": ' in came) == (stalls is unread_stream)
+        assert (b'"text": ' in came) == (stalls == "unread streams")
         assert b"[DONE]" in begun + rest(whole)
 
 
@@ -130,10 +122,8 @@ def test_nonsense_behind_a_request_ends_its_stream(models):
     with serving(models, rows=1, most=200) as service, connect(service.port) as client, logged() as lines:
         slow = slowed(models[0])
         try:
-            last = post("/v1/completions", GIVEN | {"stream": True}).replace(
-                b"Host: x", b"Host: x\r\nConnection: close"
-            )
-            client.sendall(last)
+            last = b"Host: x\r\nConnection: close"
+            client.sendall(post("/v1/completions", GIVEN | {"stream": True}).replace(b"Host: x", last))
             came = client.recv(65536)
             client.sendall(b"nonsense")
             assert b"[DONE]" not in came + rest(client) and service.free(5)

@@ -12,20 +12,9 @@ from support.stops import RAGGED, answers, greedy_equals, logits
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import SVIP, JointGoodput
+from hf_lossy_assist.stops import cost_model
 from hf_lossy_assist.stops import joint_goodput as joint
-from hf_lossy_assist.stops.cost_model import (
-    BINS,
-    EACH,
-    KEEP,
-    PRIOR,
-    SIZES,
-    WIDTH,
-    AcceptanceEstimate,
-    CostModel,
-    RoundCosts,
-    bins_of,
-    falling,
-)
+from hf_lossy_assist.stops.cost_model import BINS, PRIOR, WIDTH, AcceptanceEstimate, CostModel, RoundCosts, falling
 from hf_lossy_assist.stops.joint_goodput import JointRun
 
 
@@ -111,7 +100,7 @@ def test_acceptance_is_the_bound_moved_to_what_was_counted():
     # Bin 5 has come out below bin 6, of which only the bound is known: they share their mean.
     assert chances[5] == chances[6] == pytest.approx((1 + PRIOR * bound[5] + PRIOR * bound[6]) / (2 + 2 * PRIOR))
     seen.learn(np.array([[2]]), np.array([1]), np.array([1]))
-    assert seen.tested[2] == 2 * KEEP + 1, "what is old counts less"
+    assert seen.tested[2] == 2 * cost_model.KEEP + 1, "what is old counts less"
 
 
 def test_a_surer_token_never_counts_for_less():
@@ -132,7 +121,7 @@ def test_many_tokens_outweigh_a_bound_nobody_has_tested():
 
 
 def test_bins_hold_every_entropy():
-    found = bins_of(torch.tensor([0.0, 0.0155, 0.0157, 12.0, math.inf, math.nan]))
+    found = cost_model.bins_of(torch.tensor([0.0, 0.0155, 0.0157, 12.0, math.inf, math.nan]))
     assert found.tolist() == [0, 0, 1, BINS - 1, BINS - 1, BINS - 1]
 
 
@@ -161,10 +150,10 @@ def test_a_size_that_is_seen_all_the_time_does_not_drive_out_the_others():
     fit = CostModel()
     for tokens in (10, *[20] * 300):
         fit.add((1, tokens), 1 + 0.2 * tokens)
-    assert fit.of(0, 1) == pytest.approx(0.2, rel=0.1) and sum(map(len, fit.points.values())) == 1 + EACH
+    assert fit.of(0, 1) == pytest.approx(0.2, rel=0.1) and sum(map(len, fit.points.values())) == 1 + cost_model.EACH
     for tokens in range(30, 100):
         fit.add((1, tokens), 2 + 0.1 * tokens)
-    assert fit.of(0, 1) == pytest.approx(0.1, rel=0.1) and len(fit.points) == SIZES
+    assert fit.of(0, 1) == pytest.approx(0.1, rel=0.1) and len(fit.points) == cost_model.SIZES
 
 
 def test_no_part_is_below_nothing():

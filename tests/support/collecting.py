@@ -16,9 +16,7 @@ from hf_lossy_assist.training.verifier_dataset import REPLACED, VerifierDataset,
 from support import small, tiny
 
 
-@cache
-def models() -> demo.Demo:
-    return demo.load()
+models = cache(demo.load)
 
 
 @cache

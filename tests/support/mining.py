@@ -22,9 +22,7 @@ SETTINGS = MineSettings(NEW)
 SOURCE = "the demo task, calibration problems of seed 0"
 
 
-@cache
-def loaded() -> demo.Demo:
-    return demo.load()
+loaded = cache(demo.load)
 
 
 def found(target: Any, problems: list[Problem], settings: MineSettings = SETTINGS, **options: Any) -> list[Mined]:

@@ -254,7 +254,6 @@ def test_seconds(models, gamma, batches):
     assert all((each >= 0).all() for each in (table.companion, table.noise))
 
 
-@pytest.mark.full
 def test_timed_rounds_are_whole(models, monkeypatch):
     """Every timed round verified as many tokens as it is filed under, with the companion in all rounds of a call or in none."""
     calls, begin, corrected = [], Profiled.run, []

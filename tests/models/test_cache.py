@@ -53,7 +53,7 @@ class Mirror:
 @pytest.mark.parametrize(
     "name", ["gemma3", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("llama", "gemma2"))]
 )
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_any_feeds_and_rollbacks(name, data):
     """Also behind sliding windows (of 8 tokens, the texts are longer) and after rows were taken out or reordered."""

@@ -61,7 +61,7 @@ def test_drafts_are_those_of_transformers_loop(mtp, layers, monkeypatch):
     target = mtp(layers)
     seen, accepted = drafted(monkeypatch), []
     settings = {"max_new_tokens": 40, "do_sample": False, "return_dict_in_generate": True}
-    for seed in range(3):
+    for seed in range(2):
         ids = prompt(seed)
         plain = target.generate(ids, **settings).sequences
         seen.clear()

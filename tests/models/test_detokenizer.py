@@ -11,7 +11,7 @@ from hf_lossy_assist.server.detokenize import AnswerText, StopTexts
 from hf_lossy_assist.text.detokenizer import Detokenizer, continuation, special_in, special_tokens
 
 
-COUNT = 50  # continuations of each tokenizer
+COUNT = 30  # continuations of each tokenizer
 TOKENIZERS = [build_tokenizer(kind) for kind in sorted(KINDS)]
 
 

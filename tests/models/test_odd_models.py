@@ -202,11 +202,10 @@ def test_tokens_are_those_of_the_whole_model(tmp_path):
     assert target.get_parameter("model.layers.11.mlp.up_proj.weight").device.type == "meta", "it is on disk"
     prompts = [problem.prompt for problem in demo.problems(3, seed=2)]
     inputs = tokenizer(prompts, return_tensors="pt", padding=True)
-    for name, policy in POLICIES.items():
-        for sampling in (False, True):
-            texts = []
-            for model in (target, whole):
-                generator = torch.Generator().manual_seed(3)
-                call = {"lossy_policy": policy(), "do_sample": sampling, "max_new_tokens": 24, "generator": generator}
-                texts.append(hla.enable(model).generate(**inputs, assistant_model=draft, **call))
-            assert torch.equal(*texts), (name, sampling)
+    for n, (name, policy) in enumerate(POLICIES.items()):
+        texts = []
+        for model in (target, whole):
+            call = {"lossy_policy": policy(), "do_sample": n % 2 == 0, "max_new_tokens": 16}
+            call["generator"] = torch.Generator().manual_seed(3)
+            texts.append(hla.enable(model).generate(**inputs, assistant_model=draft, **call))
+        assert torch.equal(*texts), name

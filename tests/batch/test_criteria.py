@@ -80,8 +80,6 @@ ANSWERS = {
     "the rows' sum": lambda calls, input_ids: int(input_ids[:, -1].sum()) % 7 == 0,
     "lm-eval": lm_eval,
 }
-
-
 LENGTHS = ((9,), (9, 6, 4), (9, 9))
 ENDS = (None, tiny.NEVER_EMITTED, 5)
 DRAFTS = ("always", "rarely", None)

@@ -84,7 +84,8 @@ def full(*cases):
 
 
 @pytest.mark.parametrize(
-    ("name", "row"), [("llama", "..xx.xxx.xxx"), *full(("gemma3", "....xxxxxxxx"), ("lfm2", "....xxxxxxxx"))]
+    ("name", "row"),
+    [("llama", "..xx.xxx.xxx"), *full(*((name, "....xxxxxxxx") for name in ("gemma3", "mistral", "lfm2")))],
 )
 def test_a_cache_goes_on_between_this_package_and_transformers_either_way(name, row):
     """A turn here or there, then a second one here or there: four ways, one text."""

@@ -83,21 +83,6 @@ def test_storage_grows(monkeypatch):
     assert seen == [7, 7, 14, 14, 28, 56, 56, 56]
 
 
-def test_as_dynamic_cache():
-    """The cache handed back goes on like Transformers' own, without the rejected tokens."""
-    for name in ("llama", "mistral", "gemma3"):
-        model = tiny.shared(name)
-        mirror = Mirror(model, rows=1)
-        mirror.feed(torch.randint(1, tiny.VOCABULARY, (1, 13)), [13])
-        mirror.rollback([11])
-        out = mirror.rows.export(1, None)
-        assert isinstance(out, DynamicCache) and out.get_seq_length() == 11
-        with torch.no_grad():
-            logits = model(torch.tensor([[5, 6]]), **{CACHE: out}).logits[0]
-        torch.testing.assert_close(logits, alone(model, mirror.texts[0] + [5, 6])[-2:], atol=1e-4, rtol=1e-4)
-        mirror.feed(torch.tensor([[7]]), [1])  # and the rows do not share storage with it
-
-
 def test_plan_by_hand():
     """Rows at 2 and 5 tokens, three more each: slots 2–4 and 5–7, eight slots visible. Equal rows need no index at all."""
     cache = RowCache(layers=1, limit=20)

@@ -56,8 +56,6 @@ CONFIGS = {
     "a size that is a text": lambda folder: changed(folder, "config.json", hidden_size="x"),
     "another size": lambda folder: changed(folder, "config.json", hidden_size=64, head_dim=16),
 }
-
-
 TOKENIZERS = {
     "tokenizer.json": {"a list": b"[1]", "an unknown model": b'{"version": "1.0", "model": {"type": "nothing"}}'},
     "tokenizer_config.json": {
@@ -65,8 +63,6 @@ TOKENIZERS = {
         "added tokens that are none": b'{"tokenizer_class": "PreTrainedTokenizerFast", "added_tokens_decoder": {"x": 1}}',
     },
 }
-
-
 FILES = {"model.safetensors": WEIGHTS, "config.json": CONFIGS, **TOKENIZERS}
 
 

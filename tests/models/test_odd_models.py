@@ -179,12 +179,8 @@ def test_a_head_of_another_dtype_says_what_its_weights_say(dtype):
 
 
 FOLDER = demo.FOLDER / "target"
-
-
 WHOLE = ("model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head")
 PLACES = dict.fromkeys(WHOLE, "cpu") | {f"model.layers.{n}": "cpu" if n < 6 else "disk" for n in range(12)}
-
-
 POLICIES = {
     "svip": lambda: "svip",
     "sv": lambda: hla.LossyPolicy(stop=hla.Constant(4), filter=hla.Staged(demo.load().companion)),

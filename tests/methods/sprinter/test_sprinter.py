@@ -140,7 +140,7 @@ def rounds(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("plan", "patience"), [([2, 7, 1, 5, 3], 0.6), ([9, 2, 9, 9, 9], 0.2), ([3, 1], 0.0)], ids=str
+    ("plan", "patience"), [([2, 7, 1, 5, 3], 0.6), ([9, 2, 9, 9, 9], 0.2), ([3, 2], 0.0)], ids=str
 )
 def test_patience_ends_the_round(plan, patience, rounds):
     """The round ends with the token at which that share of the drafting rows has stopped (one row at least); each row is the

@@ -1,7 +1,6 @@
 """Tensors in few passes and few uploads: parts of a batch that fit a cache, and lists from the host.
 
-A vocabulary has 150 000 tokens and more, so a sort, a copy, or another tensor of that size dominates the cost of a
-rule.
+A vocabulary has 150 000 tokens and more: a sort or a copy of that size dominates the cost of a rule.
 
 An upload makes the host wait for the device to finish its queued work. So a round begins with a single upload of the
 lists that it will need (`upload`), the device derives other values from them (`advance`), and `on_device` finds both by

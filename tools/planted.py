@@ -109,7 +109,7 @@ FAULTS = (
     Fault("server tenants' prompts", "server/routes.py", 'tenant = hashlib.sha256(http.headers.get("authorization", "").encode()).hexdigest()', 'tenant = ""', "server/test_server.py"),
     Fault("server stop texts", "server/detokenize.py", "end -= self.stops.count_begun(text)", "pass", "server/test_logprobs.py"),
     Fault("server group", "server/worker.py", "tuple(sorted(request.sampling.items()))", "len(request.sampling)", "server/test_server.py"),
-    Fault("server queue", "server/worker.py", "if len(self._jobs) + texts > self.most:", "if len(self._jobs) > self.most:", "server"),
+    Fault("server queue", "server/worker.py", "if len(self._jobs) + texts > self.most:", "if len(self._jobs) > self.most:", "server/test_server.py"),
     # Files and certificates
     Fault("files atomic", "artifacts/files.py", "temporary = Path(tempfile.mkdtemp(prefix=f\".{path.name}.\", dir=path.parent))", "temporary = path; temporary.mkdir(exist_ok=True)", "artifacts"),
     Fault("files depth", "artifacts/files.py", "except RecursionError:", "except MemoryError:", "artifacts"),

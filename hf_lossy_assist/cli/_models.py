@@ -56,6 +56,12 @@ def load_models(models: ModelOptions, options: LoadOptions) -> "Loaded":
     return target, draft if drafter is None else drafter, tokenizer
 
 
+def load_target(models: ModelOptions, options: LoadOptions) -> "Loaded":
+    """Load the target alone, with its tokenizer."""
+    target, tokenizer = load_alone(models.model, options)
+    return target, None, tokenizer
+
+
 def load_drafts(
     models: DraftOptions, options: LoadOptions
 ) -> "tuple[PreTrainedModel, dict[str, PreTrainedModel | hla.Drafter], PreTrainedTokenizerBase]":

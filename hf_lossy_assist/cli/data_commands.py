@@ -97,8 +97,9 @@ def collect_command(
         settings = methods.CollectSettings(lam=LAMBDA if lam is None else lam, **common)
     else:
         settings = methods.TextSettings(**common)
-    processes = find_workers(job, models, _models.load_models)
-    target, draft, tokenizer = _models.load_models(models, job)
+    load = _models.load_models if for_head else _models.load_target
+    processes = find_workers(job, models, load)
+    target, draft, tokenizer = load(models, job)
     if job.chat:
         written = _models.with_template(tokenizer, [text.prompt for text in texts])
         texts = [PromptText(prompt, text.continuation) for prompt, text in zip(written, texts, strict=True)]

@@ -94,8 +94,7 @@ def generate_command(
     if alone and any(text.limits for text in texts):
         raise ValueError(f"--prompts: a prompt has limits of its own, which --policy {policy} does not observe")
     if alone and models.assistant is None:
-        (target, tokenizer), drafter = _models.load_alone(models.model, job), None
-        loaded = target, None, tokenizer
+        loaded, drafter = _models.load_target(models, job), None
     else:
         loaded, drafter = _models.load_served(models, job)
     target, settings = _prepare(chosen, drafter, settings, loaded)

@@ -2,9 +2,9 @@
 `loop`.
 
 No value is read on the host. Shapes follow from the plan (B, γ, capacity): finished rows stay in the batch with a limit
-of 0, and the draft model is always fed the last two committed tokens, so that no shape depends on the previous round's
-acceptance. A draft network on the target's hidden states is updated at the end of a round. A stop that reads each token
-splits the round: `draft_block` until no row drafts on, then `finish_round`.
+of 0, and the draft model is always fed two committed tokens, so that no shape depends on the round before. A draft
+network on the target's hidden states is updated at the end of a round. A stop that reads each token splits the round:
+`draft_block` until no row drafts on, then `finish_round`.
 """
 
 from collections.abc import Sequence

@@ -1,9 +1,9 @@
 """Targets whose weights are spread over ranks, by tensor parallelism or by FSDP2.
 
 Tensor parallelism: the first rank decodes and broadcasts a small message per forward, and the others feed the target
-the same tokens. They do not see drafts, random draws or decisions, so they cannot diverge. FSDP2: each rank decodes
-different texts. A forward gathers the weights from all ranks, so all run theirs together; a rank that has finished runs
-forwards with unused results until all have.
+the same tokens. They see no decisions, so they cannot diverge. FSDP2: each rank decodes different texts. A forward
+gathers the weights from all ranks, so all run theirs together; a rank that has finished runs forwards with unused
+results until all have.
 """
 
 import hashlib

@@ -5,9 +5,8 @@ rolled-back row ends before a step, after it, or within it, between two of its t
 
 Record the recurrences of linear-attention and state-space layers during a forward on a `RowCache`.
 
-From the recorded inputs a recurrence alone is run again over the tokens that a row keeps, and padding after a row's
-tokens has no effect. Each kind has an idle token, which changes no state: no decay and no write in a gated delta
-rule (g = β = 0), a zero time step in Mamba (Δ = 0).
+The recorded inputs of the tokens that a row keeps are run again, and padding after them has no effect. Each kind has an
+idle token, which changes no state: no decay and no write in a gated delta rule (g = β = 0), no time in Mamba (Δ = 0).
 """
 
 import functools

@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from support import small
+from support.commands import prompts_file
 from support.refusals import refused
 
 import hf_lossy_assist as hla
@@ -266,8 +267,11 @@ def test_wrong_settings_of_dspark():
 @pytest.mark.filterwarnings("ignore:generate_many writes one text at a time")
 def test_collect_fit_generate(hf_lossy, tmp_path):
     data, held = tmp_path / "texts", '{"stop": {"name": "confidence", "threshold": 0.5, "reads": "head"}}'
-    done = hf_lossy("collect", "--for", "eagle3", "--limit", 12, "--max-new-tokens", 8, "--out", data)
+    collect = ("collect", "--for", "eagle3", "--limit", 12, "--max-new-tokens", 8, "--out")
+    done = hf_lossy(*collect, data)
     assert done.code == 0 and "answers to 12 prompts" in done.out
+    named = ("--model", hla.demo.FOLDER / "target", "--prompts", prompts_file(tmp_path))
+    assert hf_lossy(*collect, tmp_path / "named", *named).code == 0
     for kind, more, policy in (("eagle3", (), "svip"), ("dspark", ("--rank", 4), held)):
         out = tmp_path / kind
         fit = ("fit", kind, data, *more, "--epochs", 1, "--steps", 2, "--intermediate-size", 32, "--out", out)

@@ -244,6 +244,11 @@ def test_too_many_are_turned_away(models):
             with ThreadPoolExecutor(6) as pool:
                 jobs = [pool.submit(service.client().completions.create, **given) for _ in range(6)]
             errors = [job.exception() for job in jobs]
+            first = service.client().completions.create(**given, stream=True)
+            next(iter(first))  # it is in work, so that of two texts one could wait: all or none
+            with pytest.raises(openai.RateLimitError):
+                service.client().completions.create(**given | {"prompt": problems(2)})
+            first.close()
         finally:
             slow.remove()
         assert sum(error is None for error in errors) >= 2

@@ -29,7 +29,7 @@ def test_profile_and_tune(hf_lossy, tmp_path):
     assert done.code == 0, done.err
     made = Profile.from_pretrained(out)
     assert made.draft == IDENTITY and made.gamma == 3
-    options = ("--policy", f"sv:profile={out}", "--limit", 1, "--max-new-tokens", 8)
+    options = ("--policy", f"sv:profile={out},companion=demo", "--limit", 1, "--max-new-tokens", 8)
     assert hf_lossy("generate", *WITH, *options, "--json").json["drafter"] == "demo"
     options = ("--first", 2, "--policies", "svip,strict", "--max-loss", 0.5, "--out", tmp_path / "tuned", "--json")
     assert hf_lossy("tune", *WITH, *options, "--limit", 6, "--max-new-tokens", 64).code == 0

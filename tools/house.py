@@ -41,7 +41,7 @@ SHARED_NAMES = frozenset({"__init__", "base", "collect", "fit"})  # module names
 # Counts that `make check` holds. The first three and the vague names are a ratchet: lower them to what is reached.
 LIMITS = {
     "lines": 33_850, "characters": 1_620_000, "files": 200, "benchmark scripts": 14, "words of docs": 27_000,
-    "lines of tests": 36_760, "lines of tools": 2_000, "identifiers of the dialect": 0, "vague names": 0,
+    "lines of tests": 36_000, "lines of tools": 2_000, "identifiers of the dialect": 0, "vague names": 0,
     "vague docstrings": 0, "module names that stand twice": 0, "class names that stand twice": 0, "files too short": 0,
     "files too long": 0, "Any in 1,000 lines": 8, "type: ignore": 20, "fmt: skip": 20, "imports within functions": 60,
 }  # fmt: skip

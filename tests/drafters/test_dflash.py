@@ -1,4 +1,4 @@
-"""DFlash, DFlash 2 and DSpark drafters: their blocks are those of the packages that train them (by make_golden.py), and the text is the target's
+"""DFlash, DFlash 2 and DSpark drafters: their blocks are those of the packages that train them (README.md), and the text is the target's
 whatever they draft.
 """
 

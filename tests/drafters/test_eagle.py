@@ -1,5 +1,5 @@
-"""EAGLE drafts what its networks draft without caches, in every family of targets; from files of the `speculators` package, what that package gives (by
-make_golden.py). Stops, filters and heads work beside it as beside a draft model.
+"""EAGLE drafts what its networks draft without caches, in every family of targets; from files of the `speculators` package, what that package gives
+(README.md). Stops, filters and heads work beside it as beside a draft model.
 """
 
 from functools import cache

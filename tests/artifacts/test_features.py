@@ -217,6 +217,7 @@ CALLS = {  # model, how often its draft is right, lengths of the rows, settings
 QUICK = ("left padding", "no prefill", "sampling and processors", "the target itself")
 
 
+@pytest.mark.full
 @peft_warns
 @pytest.mark.parametrize(
     "call", [name if name in QUICK else pytest.param(name, marks=pytest.mark.full) for name in CALLS]
@@ -268,6 +269,7 @@ def counted(model: Any, counts: list[int]) -> Any:
     return model.get_output_embeddings().register_forward_pre_hook(lambda *_: counts.append(hooks(model)))
 
 
+@pytest.mark.full
 def test_one_hook_with_a_head_and_none_without():
     target, counts = tiny.shared("llama"), []
     draft = tiny.noisy(target, 0.05)

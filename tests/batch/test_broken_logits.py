@@ -38,6 +38,7 @@ def written(target, draft, policy="strict", inputs=None, **settings):
     return hla.enable(target).generate(**inputs, assistant_model=draft, lossy_policy=policy, **settings)
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy")
 @pytest.mark.parametrize("broken", ["target", "draft"])
 def test_one_line_for_each(broken):

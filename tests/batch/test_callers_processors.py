@@ -155,6 +155,7 @@ class Bias(LogitsProcessor):
         return scores + self.bias
 
 
+@pytest.mark.full
 def test_each_row_has_a_place_in_a_processor(models):
     """Each return sequence, too."""
     inputs, rows = small.ragged((0, 1, 2, 3, 4, 5)), 6

@@ -124,6 +124,7 @@ def many(criteria, **settings):
     return [result.token_ids for result in sorted(results, key=lambda result: result.index)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["a counter", "row 0"])
 def test_one_criterion_for_all_texts_is_refused_where_it_remembers(name):
     """A function makes one for each prompt; if it returns one object twice, that is shared, too."""

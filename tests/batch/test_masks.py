@@ -54,6 +54,7 @@ def sees(kind):
 SIGHT = ("xxx.x.....xx.xxxx.xx", "...xxx.xxxxxxx...xxx", ".x.................x", "xxxxxxxxxxxxxxxxxxxx")
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:.*own assisted loop runs:UserWarning")
 @pytest.mark.parametrize("kind", ["mistral", "gemma3", "chunks", "lfm2"])
 def test_holes_that_the_target_counts_are_refused(kind):
@@ -112,6 +113,7 @@ BATCHES = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "batch"),
     [("llama", "holes"), ("gemma3", "padded"), ("lfm2", "holes"),

@@ -61,6 +61,7 @@ class Watched(LogitsProcessor):
         return self.inner(input_ids, scores)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("way", EACH_WAY)
 def test_one_text_is_that_of_generate_by_the_same_calls(target, ways, way):
     """Each kind in one way; sampling draws from the same stream as a processor that uses torch's, in `generate` at other places."""
@@ -176,6 +177,7 @@ def test_generate_many_makes_one_for_each_prompt(target, ways, name, way):
     assert [len(each.texts) for each in calls] == [16] * len(PROMPTS)
 
 
+@pytest.mark.full
 def test_generate_many_refuses_what_the_texts_share(target, ways):
     numbers, once = itertools.count(1), Counting()
 

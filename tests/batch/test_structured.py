@@ -73,6 +73,7 @@ def check(target, way, number):
         assert torch.equal(found, expected), (source, TOKENIZER.batch_decode([found[0], expected[0]]))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("first", range(5))
 def test_one_text_is_that_of_generate(target, ways, first):
     for number in (first, first + 5):
@@ -88,6 +89,7 @@ def test_more_schemas_and_grammars(target, ways):
 SOURCES = [schemas.sources(16)[n] for n in (0, 1, 2, 4, 7, 9, 11, 15)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("way", ["model", *(pytest.param(way, marks=pytest.mark.full) for way in WAYS[1:])])
 def test_a_batch_of_eight_with_a_schema_each(target, ways, way):
     inputs = schemas.prompts(8)
@@ -118,6 +120,7 @@ def new_tokens(target, prompt, source):
     return stock(target, {"input_ids": torch.tensor([prompt])}, source)[0, len(prompt) :].tolist()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("way", ["model", "suffix"])
 def test_generate_many_with_one_for_all_and_one_for_each(target, ways, way):
     settings = {"max_rows": 3} | ways[way] | SETTINGS
@@ -318,6 +321,7 @@ def test_wrong_uses_are_one_line(target, ways):
         next(hla.generate_many(target, [{"prompt": [5], "logits_processor": "json"}], **ways["model"], **SETTINGS))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("known", ["passed", "in the target's folder"])
 def test_the_tokenizer_of_another_model_is_refused(known, tmp_path, ways):
     target, draft = hla.enable(schemas.target()), ways["model"]["assistant_model"]

@@ -64,6 +64,7 @@ def test_refusals(hf_lossy, tmp_path, monkeypatch):
 SHORT = ("--limit", 1, "--max-new-tokens", 6, "--json")
 
 
+@pytest.mark.full
 def test_generate_takes_what_compare_takes_as_assistant(hf_lossy):
     plain = hf_lossy("generate", "--policy", "target", *SHORT).json
     for name in ("suffix", "exit:2", "demo"):

@@ -64,6 +64,7 @@ def test_rows_that_are_no_rows(tmp_path):
     assert ["surrogates not allowed" in row["error"] for row in found[8:]] == [True, True]  # which no file could hold
 
 
+@pytest.mark.full
 def test_a_file_of_a_dataset_on_the_hub(hub, hf_lossy, tmp_path):
     """With the commit that it was of when the job began; the texts are those of the file here."""
     import huggingface_hub
@@ -109,6 +110,7 @@ def test_another_file_under_the_same_name(hf_lossy, tmp_path, monkeypatch):
     assert done.code == 2 and done.line.endswith("p.jsonl is not the file that the job was started with"), done.err
 
 
+@pytest.mark.full
 def test_rows_without_texts_are_counted(hf_lossy, tmp_path):
     """Wherever the line may be in a text: a column that holds errors of its own is no error."""
     rows = [{"prompt": "1+1=", "of": '"error": "no"'}, {"prompt": None, "of": "x"}, {"prompt": "2+2=", "of": None}]
@@ -192,6 +194,7 @@ class Elsewhere(Processes):
                 write(number, result)
 
 
+@pytest.mark.full
 def test_what_is_compared_by_workers_that_load_the_models():
     models = load_pair(None, None, "auto", "cpu")
     writer, arms = make_pair(models)
@@ -292,6 +295,7 @@ def test_texts_are_those_of_generate_many(prompts):
         assert row["finish_reason"] == ("stop" if ended else "length"), number
 
 
+@pytest.mark.full
 def test_a_sampled_text_depends_on_the_id_of_its_row_alone(prompts, sampling):
     rows = [{"id": f"row {n}", "prompt": prompt} for n, prompt in enumerate([*prompts, prompts[0]])]
     whole = sampling(pa.Table.from_pylist(rows)).to_pylist()
@@ -344,6 +348,7 @@ def test_a_prompt_of_all_the_targets_positions(sampling):
     assert found[1]["error"] == f"the prompt has {longest + 1} tokens, and the target {longest} positions: shorten it"
 
 
+@pytest.mark.full
 def test_a_row_that_ends_the_others_texts_is_found(prompts, sampling, monkeypatch):
     """Errors that arise while texts are written, as of a model whose logits are not finite."""
     from hf_lossy_assist.server import row_writer
@@ -383,6 +388,7 @@ def test_other_columns_pass_unread(prompts, sampling):
         sampling({"prompt": prompts[:1]})
 
 
+@pytest.mark.full
 def test_a_chats_seed_depends_on_its_messages_alone(sampling):
     """Arrow fills fields that another row of the block has."""
     first = {"messages": [{"role": "user", "content": "1+1="}]}

@@ -183,6 +183,7 @@ def test_greedy_is_generate_whatever_is_chosen(kind, monkeypatch):
     assert out.sequences.equal(expected) and len(seen) > 3 and out.speculation.num_draft_tokens > 0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("chosen", ["none", "text", "model"])
 def test_samples_have_the_targets_distribution(chosen, monkeypatch):
     target, draft, _ = sv_models.models(3)

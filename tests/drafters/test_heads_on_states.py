@@ -45,6 +45,7 @@ def drafter_states(target, net, text, gamma, spec):
     return states[1:] if spec.position == "token" else states[:-1]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("spec", "inputs"),
     [
@@ -71,6 +72,7 @@ def test_a_rule_reads_the_drafters_states(target, monkeypatch, spec, inputs):
     assert read > 12
 
 
+@pytest.mark.full
 def test_a_stop_reads_the_drafters_states(monkeypatch):
     """A draft ends where the head doubts the state that the network has there, and the text is the target's."""
     model, inputs = hla.enable(tiny.shared("gpt_neox")), tiny.prompts((9, 1, 4, 14))
@@ -91,6 +93,7 @@ def test_a_stop_reads_the_drafters_states(monkeypatch):
     assert len(set(lengths)) > 2
 
 
+@pytest.mark.full
 def test_specdec_reads_the_state_that_encodes_a_token(target, monkeypatch):
     drafter, seen = eagle.drafter(target), eagle.watched(monkeypatch)
     spec = hla.FeatureSpec(position="token")
@@ -108,6 +111,7 @@ def test_specdec_reads_the_state_that_encodes_a_token(target, monkeypatch):
     assert len(lengths) > 1
 
 
+@pytest.mark.full
 @torch.no_grad()
 def test_a_block_has_a_state_for_each_place(target, monkeypatch):
     net = eagle.dflash_network(target)

@@ -115,6 +115,7 @@ def test_samples_have_the_targets_distribution(target):
     assert goodness(counts, target_law((TemperatureLogitsWarper(0.7),), target)) > REJECT
 
 
+@pytest.mark.full
 def test_a_generator_decides_the_draft_too(target):
     for several in (False, True):
         texts = []

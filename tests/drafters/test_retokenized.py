@@ -116,6 +116,7 @@ def test_drafts_that_cannot_be_retokenized_are_refused():
         ours(small.llama(), small.ragged(), foreign(), lossy_policy="svip")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("sizes", "rows"), [((120, 97), (0,)), ((97, 120), (0, 3, 5)), ((97, 160), (0, 3, 5))])
 def test_one_tokenizer_passed_twice_goes_with_any_padding(sizes, rows):
     """No padding of a vocabulary is drafted, and the target's may be read: both models answer with random logits there."""

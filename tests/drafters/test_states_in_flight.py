@@ -31,6 +31,7 @@ def test_a_prompt_of_one_token_that_is_read_beside_a_long_one_takes_a_place_alon
     assert together((target, eagle.drafter(target)), given, hla.Constant(1), max_rows=2, **settings) == expected
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["dflash", pytest.param("eagle3", marks=pytest.mark.full)])
 def test_a_row_drafts_what_it_drafts_alone(target, kind, monkeypatch):
     """Whatever stood in its place before: the same tokens with the same distributions, prompts of one and two tokens included."""

@@ -106,6 +106,7 @@ ALL = {
 }  # fmt: skip
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("form", FORMS)
 def test_files_of_every_form(forms, tmp_path, form):
     for case, (change, message) in ALL.items():

@@ -19,6 +19,7 @@ from hf_lossy_assist.engine import compiled_loop, loop
 from hf_lossy_assist.models.compiled import static_cache
 
 
+pytestmark = pytest.mark.full
 GRAPHS = CompileConfig(backend="eager")
 LENGTHS = (9, 4)
 LAYERS = (0, 1)  # whose states are read, of two blocks
@@ -89,7 +90,6 @@ KINDS = [
 ]  # fmt: skip
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("kind", [KINDS[0], *(pytest.param(kind, marks=pytest.mark.nightly) for kind in KINDS[1:])])
 def test_rounds_of_a_constant_length(all_rows_stay, kind):
     out = compared(kind, LOSSY)
@@ -126,7 +126,6 @@ def test_rows_that_end_and_texts_of_one_token(kind):
     assert 0 < out.speculation.num_compiled_rounds < max(row.num_spec_steps for row in out.speculation.rows)
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("kind", ["dflash", pytest.param("eagle3", marks=pytest.mark.nightly)])
 def test_eager_rounds_among_them(all_rows_stay, monkeypatch, kind):
     """Each goes on where the other has been."""
@@ -153,14 +152,12 @@ def test_what_is_no_output_of_the_target():
     assert out.sequences.equal(tiny.greedy(model, tiny.prompts(LENGTHS)))
 
 
-@pytest.mark.full
 def test_the_head_that_a_stop_reads_is_read_eagerly():
     policy, settings = hla.Confidence(reads="head"), {"compile_config": GRAPHS, "max_new_tokens": 4}
     out = tiny.assisted(target(), tiny.prompts(LENGTHS), drafter("dspark vanilla"), policy, **settings)
     assert out.speculation.eager_because == "a head reads hidden states"
 
 
-@pytest.mark.full
 @pytest.mark.nightly
 def test_other_calls_of_the_target_use_the_graphs_that_they_had():
     """Hooks that Transformers puts on a model for its hidden states count as no change of it."""
@@ -173,7 +170,6 @@ def test_other_calls_of_the_target_use_the_graphs_that_they_had():
     assert min(graphs[:2]) > 0 and graphs[2:] == [0, 0]
 
 
-@pytest.mark.full
 @pytest.mark.nightly
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
 @pytest.mark.parametrize("kind", ["eagle3", "dflash"])

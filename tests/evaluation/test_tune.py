@@ -124,6 +124,7 @@ def test_a_gain_within_the_noise_is_none(search):
     assert found.best.step.name == "top_k:k=8+svip"
 
 
+@pytest.mark.full
 def test_a_target_with_nothing_to_lose_is_refused(search):
     """With 1 of 80 right, 2 % of harm is more than a policy could do that is always wrong."""
     with pytest.raises(ValueError, match=r"^the target has 0 of 80 problems right[^\n]*$"):

@@ -40,6 +40,7 @@ def warned(call):
     return [str(each.message) for each in found if re.search(f"{SAME_MODEL}|{TRAINS}", str(each.message))]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("where", ["generate", "generate_many", "a runner"])
 def test_once_for_each_model(where):
     def lines(target, draft):

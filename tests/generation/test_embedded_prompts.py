@@ -61,6 +61,7 @@ def test_soft_prompts_in_batches(name):
             assert torch.equal(assisted(model, beside, draft).sequences, torch.cat([ids, alone], 1))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["lfm2", pytest.param("granitemoehybrid", marks=pytest.mark.nightly)])
 def test_models_with_recurrent_states(kind):
     model = hybrids.model(kind)
@@ -70,6 +71,7 @@ def test_models_with_recurrent_states(kind):
         assert torch.equal(assisted(model, inputs, hybrids.drafts(model)["often"]).sequences, alone)
 
 
+@pytest.mark.full
 def test_models_that_see_are_given_what_their_encoder_made():
     """As pipelines do that merge pictures by themselves."""
     name = "internvl"

@@ -13,6 +13,7 @@ from support.tiny import NEVER_EMITTED, NEW, assisted, greedy, some_eos
 import hf_lossy_assist as hla
 
 
+pytestmark = pytest.mark.full
 RAGGED = (9, 1, 4, 14)  # prompt lengths of the batch: one row starts from a single token
 GAMMAS = {kind: {"stop": {"name": "constant", "gamma": gamma}} for kind, gamma in zip(tiny.DRAFTS, (13, 5, 1, 5), strict=True)}  # fmt: skip
 
@@ -27,7 +28,6 @@ def draft_for(name, kind):
     return tiny.draft_of(tiny.shared(name), kind)
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("name", ["qwen2", "qwen3", "gemma2"])
 def test_ragged_batch(name):
     whole = reference(name, RAGGED, NEVER_EMITTED)
@@ -41,7 +41,6 @@ def test_ragged_batch(name):
         assert {"always": rate == 1.0, "never": rate == 0.0}.get(kind, 0.0 < rate < 1.0)
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("name", tiny.ONE_ROW)
 def test_models_of_one_row(name):
     for length in (14, 1):
@@ -51,7 +50,6 @@ def test_models_of_one_row(name):
             assert torch.equal(out.sequences, reference(name, (length,), end)), (length, kind, end)
 
 
-@pytest.mark.full
 def test_target_and_draft_of_different_kinds():
     """A row cache on one side, Transformers' cropped cache on the other, and a T5 draft with a smaller encoder of its own.
 
@@ -96,7 +94,6 @@ def test_prompts_of_int32_and_with_the_padding_id_inside():
             assert torch.equal(out.sequences, greedy(model, {"input_ids": hidden}))
 
 
-@pytest.mark.full
 def test_the_drafts_scores_are_processed_like_the_targets():
     """Each position sees its own prefix, and each row its own place in the batch, also after other rows were dropped."""
     inputs, model = tiny.prompts(RAGGED), tiny.shared("qwen2")

@@ -111,6 +111,7 @@ def test_the_output_is_transformers_class_with_one_field_more(target, draft):
     assert len(ours.speculation.rows) == 3 and ours.speculation.num_new_tokens == 3 * NEW
 
 
+@pytest.mark.full
 def test_target_and_draft_may_have_different_dtypes(target, draft):
     pairs = (("float32", "bfloat16"), ("bfloat16", "float32"), ("float64", "float32"), ("float32", "float64"))
     for dtypes in pairs:

@@ -95,6 +95,7 @@ def test_a_familys_file_runs_or_meets_a_documented_limit(family, tmp_path):
     assert torch.equal(target.generate(**inputs, **ours, **way_out, do_sample=False), expected)
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:.*max_new_tokens.*")
 @pytest.mark.parametrize("name", ["hybrid_chunked", "sliding_window", "paged"])
 def test_a_cache_that_grows_under_any_name(name):

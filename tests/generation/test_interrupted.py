@@ -113,7 +113,7 @@ AXES = {"way": DRAFTS, "policy_of": ("argument", "standing"), "place": PLACES, "
 ROWS = cover_pairs(AXES, lambda row: True)
 
 
-@pytest.mark.full(every=5)
+@pytest.mark.full
 @pytest.mark.nightly(every=2)
 @pytest.mark.parametrize("row", [pytest.param(row, id=", ".join(row.values())) for row in ROWS])
 def test_goes_on_right(row):

@@ -50,6 +50,7 @@ def test_a_graph_that_the_caller_builds_around_the_call_is_left_alone():
     assert all(p.grad is None for p in target.parameters())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("which", ["target", "draft", "companion"])
 def test_a_quantised_model_never_runs_in_inference_mode(which):
     """It may keep what it makes at its first forward, and an inference tensor would spoil it for training."""

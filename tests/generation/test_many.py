@@ -198,6 +198,7 @@ def test_statistics_of_all_texts_together(pair):
     assert all(0 < result.seconds for result in found)
 
 
+@pytest.mark.full
 def test_statistics_take_no_more_memory_for_more_texts(pair, monkeypatch):
     monkeypatch.setattr(output, "LATEST", 5)
     many = hla.generate_many(pair[0], prompts() * 4, assistant_model=pair[1], max_rows=2, **SETTINGS)

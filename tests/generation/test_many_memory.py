@@ -105,6 +105,7 @@ DRAWN = {"do_sample": True, "temperature": 1.3, "top_k": 0, "seed": 5}
 COUNTED = hla.LossyPolicy(hla.Limited(hla.TopK(5), per_request=2))
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:generate_many. memory ran out", "ignore:.*this policy is lossy")
 @pytest.mark.parametrize("where", ["verify", "commit"])
 def test_memory_that_runs_out_in_a_round_changes_no_text(pair, monkeypatch, where):

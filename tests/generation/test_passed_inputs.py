@@ -176,6 +176,7 @@ def test_a_window_that_the_target_has_not_got():
             written(model, DynamicCache(config=tiny.shared("mistral").config))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma3"])
 def test_its_cache_and_one_without_a_config_serve(name):
     """And hold the text afterwards, from which Transformers goes on."""

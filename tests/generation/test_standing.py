@@ -113,6 +113,7 @@ def test_a_target_that_drafts_for_another_model_does_not_speculate(target, draft
     assert hla.reports(target) == []
 
 
+@pytest.mark.full
 def test_reports_are_bounded_and_hold_no_model(monkeypatch):
     assert enabling.REPORTS == 100
     monkeypatch.setattr(enabling, "REPORTS", 3)
@@ -344,6 +345,7 @@ def test_rollouts_are_of_the_weights_of_the_moment():
     assert hla.reports(target)[0].num_accepted_draft_tokens and len(hla.reports(target)) == 3
 
 
+@pytest.mark.full
 def test_the_trainer_of_encoder_decoders_predicts_with_it(tmp_path):
     target = t5()
     row = {"attention_mask": torch.ones(6), "labels": torch.tensor([5, 6, 7])}

@@ -255,6 +255,7 @@ def prompt(*ids, **pictures):
 PICTURE = torch.randn(1, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("way", [{}, {"assistant_model": None, "prompt_lookup_num_tokens": 3}])
 def test_a_model_whose_generate_hands_embeddings_to_its_language_model(way):
     """BLIP-2."""

@@ -11,6 +11,7 @@ import hf_lossy_assist as hla
 from hf_lossy_assist.models.compiled import static_cache
 
 
+pytestmark = pytest.mark.full
 GRAPHS = CompileConfig(backend="eager")
 
 
@@ -38,7 +39,6 @@ def compiles_nothing(lengths, **settings):
     return out
 
 
-@pytest.mark.full
 def test_later_calls_compile_nothing():
     """Nor those of a batch whose rows end one after the other; calls that request nothing run eagerly."""
     torch._dynamo.reset()  # another test's graphs would serve
@@ -62,7 +62,6 @@ def test_stops_that_look_at_each_token_are_compiled_in_all_their_widths():
         compiles_nothing(lengths, lossy_policy=stop, num_assistant_tokens=None, max_new_tokens=40)
 
 
-@pytest.mark.full
 @pytest.mark.nightly
 def test_texts_as_long_as_their_storage_compile_nothing(monkeypatch):
     """Their last rounds have no room for a whole draft in it."""
@@ -72,7 +71,6 @@ def test_texts_as_long_as_their_storage_compile_nothing(monkeypatch):
     assert out.sequences.shape[1] == 32
 
 
-@pytest.mark.full
 def test_random_numbers_are_as_before_and_what_cannot_be_compiled_is_reported():
     pair()  # which draws its weights
     torch.manual_seed(5)

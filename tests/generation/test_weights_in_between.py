@@ -114,7 +114,7 @@ def prompts(common, count=6):
     return [begin + small.one(3 + n, seed=n)["input_ids"][0].tolist() for n, begin in enumerate(begins)]
 
 
-@pytest.mark.full(every=3)
+@pytest.mark.full
 @pytest.mark.parametrize("rows, common, drafter", [(1, True, None), (3, False, None), (3, True, "suffix")])
 def test_open_generate_many(way, rows, common, drafter):
     """Each text that comes after the change is that of the new weights."""
@@ -180,6 +180,7 @@ def check_calls(model, change, calls):
     assert texts[0] != texts[1] != texts[2]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "calls", [EAGER, pytest.param(COMPILED, marks=pytest.mark.nightly)], ids=["eager", "compiled"]
 )
@@ -193,6 +194,7 @@ def test_between_compiled_calls(way):
     check_calls(*way, COMPILED)
 
 
+@pytest.mark.full
 def test_an_adapter_is_put_in_between_calls():
     """In the layers of a model that is enabled already."""
     model = hla.enable(small.llama())

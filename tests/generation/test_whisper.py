@@ -155,6 +155,7 @@ def test_a_decoder_of_another_encoder_is_named():
     hla.disable(target())
 
 
+@pytest.mark.full
 def test_a_standing_policy():
     """One report for each call of the caller's; beams are Transformers' own."""
     model, sounds, settings = copy.deepcopy(target()), audio(2, LONG), NEW | TIMES | {"language": "en"}

@@ -178,6 +178,7 @@ def fed(monkeypatch):
     return seen
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("inputs", INPUTS.values(), ids=INPUTS)
 def test_it_reads_nothing_that_the_target_has_read(target, fed, inputs):
     policy, draft = hla.Constant(7), hla.early_exit(target, 3)
@@ -218,6 +219,7 @@ def test_it_shares_the_targets_storage(target, monkeypatch):
     assert sum(any(layer.is_initialized for layer in cache.layers) for cache in caches) == 1
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy")
 def test_lossy_rules_and_composites(target):
     """A round that keeps tokens which the target would not have written leaves the target's keys and values of them."""

@@ -6,6 +6,7 @@ import inspect
 import sys
 import weakref
 
+import pytest
 import torch
 from support import small, tiny
 from torch import nn
@@ -104,6 +105,7 @@ def test_within_the_context_a_change_is_not_looked_for():
     assert facts_of(model) is not facts
 
 
+@pytest.mark.full
 def test_facts_keep_no_model_alive():
     model = tiny.build("llama")
     facts_of(model)

@@ -61,6 +61,7 @@ def check(target, draft, gammas=(1, 4, 12), policy="strict", lowest=0.0):
     return whole
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "which", ["with the head", *(pytest.param(x, marks=pytest.mark.full) for x in ("target", "draft"))]
 )

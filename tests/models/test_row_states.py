@@ -159,6 +159,7 @@ def test_each_passes_its_trial_and_shares_no_beginnings(kind, dtype, monkeypatch
         assert "of which rows keep different numbers" in why_not_rows(copy.deepcopy(model))
 
 
+@pytest.mark.full
 def test_a_recurrence_in_an_unknown_function_is_refused_by_name(monkeypatch):
     """Also Mamba-1's, whose scan takes no state to begin from."""
     reasons = [why_not_rows(tiny_models.tiny_model(name, "causal", "eager")) for name in ("mamba", "jamba")]

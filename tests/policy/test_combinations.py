@@ -121,6 +121,7 @@ def saved(tmp_path_factory):
     return folder(tmp_path_factory.mktemp("saved"))
 
 
+@pytest.mark.full
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_json_round_trip(saved, data):

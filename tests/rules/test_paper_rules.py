@@ -152,6 +152,7 @@ def test_regret_is_spent_over_the_rounds_of_each_row():
             assert verdict.accepted.tolist() == accepted
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("kind", "weight"), [("often", 0.8), ("rarely", 0.5)])
 def test_greedy_ensemble_is_that_of_transformers(kind, weight):
     model = tiny.build("llama")

@@ -123,6 +123,7 @@ def test_rules_that_may_accept_less_say_so():
         assert any((run(rule, block, 1).accepted < strict).any() for rule in case.ladder), name
 
 
+@pytest.mark.full
 def test_nothing_outside_the_draft():
     """Padding is not accepted, what a filter dropped is not, and a round without a draft is a step of the target."""
     for name, mode in RULE_MODES:

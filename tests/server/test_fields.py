@@ -149,6 +149,7 @@ def texts(answer):
     return out
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("stream", [pytest.param(False, marks=pytest.mark.full), True])
 def test_what_is_served(ask, stream):
     for base, more in MORE:

@@ -238,6 +238,7 @@ def test_grammars_are_bounded_by_their_bytes_and_their_number(running, monkeypat
     assert len(compiler.compiled) == 1
 
 
+@pytest.mark.full
 def test_without_xgrammar_there_is_one_line(monkeypatch):
     def missing():
         raise ImportError("no")

@@ -372,6 +372,7 @@ def texts_in(worker):
     return {tenant: len(pool.texts) for tenant, pool in worker._pools.items()}
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy")
 def test_finished_texts_and_predictions_of_one_tenant(models):
     prompts = problems(2)
@@ -393,6 +394,7 @@ def test_finished_texts_and_predictions_of_one_tenant(models):
         assert texts_in(service.worker) == before, "what a seed repeats, or a lossy policy writes, is not kept"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("drafter", [None, pytest.param("suffix", marks=pytest.mark.full)])
 def test_prefixes_of_one_tenant(models, drafter, monkeypatch):
     """A prompt that another key has sent costs what it costs alone, so that its time tells nothing."""
@@ -410,6 +412,7 @@ def test_prefixes_of_one_tenant(models, drafter, monkeypatch):
         assert sum(costs) == 2 * (len(tokenizer(other)["input_ids"]) - 1), "once for each key"
 
 
+@pytest.mark.full
 def test_drafters_that_learn_repeat_the_text_of_a_seed_and_know_few_tenants(models, monkeypatch):
     prompt = problems(1)[0]
     with serving(models, ("svip",), drafter=hla.AutoDrafter()) as service:
@@ -438,6 +441,7 @@ SERVED = {
 }  # fmt: skip
 
 
+@pytest.mark.full
 def test_the_command_takes_registered_drafters_and_refuses_others(hf_lossy, monkeypatch):
     for options, says in REFUSED_DRAFTERS.items():
         assert says in hf_lossy("serve", *options).line

@@ -186,6 +186,7 @@ def read_result(folder):
     return files, load_from_disk(str(folder)).to_list() if (folder / "state.json").exists() else None
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", LAST)
 def test_a_killed_job_goes_on_to_the_result_of_an_undisturbed_one(tmp_path, monkeypatch, name):
     job = Job(name, tmp_path, monkeypatch)

@@ -122,6 +122,7 @@ PAIRS = (
 )  # fmt: skip
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("pair", [pytest.param(pair, marks=[pytest.mark.full] * (n > 1)) for n, pair in enumerate(PAIRS)], ids=" ".join)  # fmt: skip
 def test_tiny_texts_and_counts_are_the_engines(pair):
     target, draft = models(name=pair[0])
@@ -287,6 +288,7 @@ class Waiting(StoppingCriteria):
         return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("inherited", [False, True], ids=["plain thread", "asyncio.to_thread"])
 def test_a_context_that_ends_during_another_threads_call(inherited):
     """A plain thread has no context and gets plain assisted generation; a call that inherits one runs its policy to the end."""

@@ -80,6 +80,7 @@ def test_greedy_is_the_papers_loop(threshold, window, spec):
 # -- what the head reads -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "spec"),
     [
@@ -107,6 +108,7 @@ def test_features_are_those_of_plain_forwards(name, spec, rounds):
     assert lossy > 0 and len({n for _, n in seen}) > 2, "rounds of one kind prove little"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("position", POSITIONS)
 def test_features_of_an_inner_layer_and_of_models_of_different_size(position, rounds):
     """The draft's numbers come first; `layer=1, norm=False` is Transformers' `hidden_states[1]`."""

@@ -240,6 +240,7 @@ def write(model: Any, jobs: list[tuple[list[int], list[int], int]], rows: int = 
     return [one.response for one in mined]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "name", ["qwen2", *(pytest.param(name, marks=pytest.mark.full) for name in ("gemma2", "lfm2"))]
 )
@@ -319,6 +320,7 @@ def one_by_one(model: Any, prompt: list[int], response: list[int], start: int, s
     return out
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "chunk"), [("llama", 3), pytest.param("gemma2", 256, marks=pytest.mark.full), ("lfm2", 3)]
 )

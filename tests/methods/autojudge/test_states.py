@@ -79,6 +79,7 @@ def test_states_are_those_of_separate_forwards(name):
     assert_same(read_both(model, data), one_by_one(model, data))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "name", ["lfm2", *(pytest.param(name, marks=pytest.mark.full) for name in ("qwen3_5_text", "zamba2"))]
 )

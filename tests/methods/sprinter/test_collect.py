@@ -149,6 +149,7 @@ def rebuilt(draft: Any, text: list[int], features: list[float], *behind: int) ->
     return int(off.argmin())
 
 
+@pytest.mark.full
 @torch.no_grad()
 @pytest.mark.parametrize("mix", [0.5, *(pytest.param(mix, marks=pytest.mark.full) for mix in (0.0, 1.0))])
 def test_replaced_tokens_by_plain_forwards(tmp_path, mix):

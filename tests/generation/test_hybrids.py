@@ -15,7 +15,7 @@ import hf_lossy_assist as hla
 from hf_lossy_assist.models.facts import CACHE
 
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")
+pytestmark = [pytest.mark.full, pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")]
 
 
 NEW = {"max_new_tokens": 18, "do_sample": False}
@@ -26,7 +26,6 @@ def enabled(kind):
     return hla.enable(copy.deepcopy(hybrids.model(kind)))
 
 
-@pytest.mark.full
 @pytest.mark.nightly(every=12)
 @pytest.mark.parametrize("kind", hybrids.KINDS)
 def test_ragged_rows_have_generates_text(kind):
@@ -46,7 +45,6 @@ def test_ragged_rows_have_generates_text(kind):
         assert torch.equal(ended, target.generate(**inputs, **NEW, **ours, **ends)), right
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("kind", PAIR)
 def test_heads_on_hybrids_states(kind):
     """SPRINTER that asks about every token, SpecDec++'s head as a stop, a judge that keeps nothing: all leave the target's text."""
@@ -65,7 +63,6 @@ def test_heads_on_hybrids_states(kind):
         assert right == "rarely" or out.speculation.total().num_accepted_draft_tokens > 0
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("target, draft", [("llama", "qwen3_next"), ("bamba", "llama"), ("lfm2", "mamba2")])
 def test_either_of_a_pair_may_keep_states(target, draft):
     def of(kind):
@@ -76,7 +73,6 @@ def test_either_of_a_pair_may_keep_states(target, draft):
         assert torch.equal(target.generate(**inputs, **NEW), target.generate(**inputs, **NEW, **ours))
 
 
-@pytest.mark.full
 @pytest.mark.nightly(every=2)
 @pytest.mark.parametrize("kind", [*PAIR, "falcon_h1", "lfm3"])
 def test_a_chat_goes_on_here_and_there(kind):
@@ -100,7 +96,6 @@ def test_a_chat_goes_on_here_and_there(kind):
             texts.append(text)
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("kind", PAIR)
 def test_many_texts(kind):
     target = enabled(kind)
@@ -111,7 +106,6 @@ def test_many_texts(kind):
     assert {result.index: result.token_ids for result in found} == dict(enumerate(wanted))
 
 
-@pytest.mark.full
 def test_what_states_cannot_do_is_refused():
     """An exit within the layers, tokens hidden in the middle, which states count, and a cache of another kind."""
     target, text, other = enabled("qwen3_next"), small.one()["input_ids"], tiny.build("llama")
@@ -133,7 +127,6 @@ def test_what_states_cannot_do_is_refused():
 PLAIN = ["qwen3_5_text", "bamba"]  # a plain forward has no least time behind a prompt, as Nemotron-H's has
 
 
-@pytest.mark.full
 @pytest.mark.nightly(every=3)
 @pytest.mark.parametrize("stop", [hla.Constant(2), hla.SVIP(0.45)], ids=["constant", "svip"])
 @pytest.mark.parametrize("pads", [(0,), (0, 2)], ids=["one", "ragged"])
@@ -149,7 +142,6 @@ def test_a_round_on_drafted_states_has_the_targets_law(kind, pads, stop):
     assert wrong < 1e-5 and runner.verified > 0.5
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("kind, dtype", [("mamba2", torch.float64), *((name, torch.bfloat16) for name in PAIR)])
 def test_other_dtypes_run(kind, dtype):
     """float64 token for token; in bfloat16 texts may part at a near-tie, and each is what its model writes in blocks."""

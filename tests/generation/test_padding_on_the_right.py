@@ -39,7 +39,7 @@ def bloom():
 MODELS = {"bloom": bloom, "falcon_h1": lambda: hybrids.model("falcon_h1")}
 
 
-@pytest.mark.full(every=2)
+@pytest.mark.full
 @pytest.mark.parametrize("name", MODELS)
 def test_rows_are_read_by_the_mask(name):
     """Positions that are no argument, and states; the others are in test_lossless.py."""
@@ -107,7 +107,7 @@ def test_beside_a_cache_the_last_tokens_of_a_row_may_be_hidden():
     assert torch.equal(assisted(model, right | {CACHE: cache})[:, 9:], expected)
 
 
-@pytest.mark.full(every=2)
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["gemma3", "qwen2_vl"])
 def test_pictures_in_a_batch_padded_on_the_right(name):
     left = seeing.prompts_of(name, [1, 0])

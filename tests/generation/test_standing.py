@@ -219,6 +219,7 @@ def test_an_error_behind_the_first_round_comes_out(target, draft):
 # -- what stands, and for how long -------------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")
 def test_disable_undoes_all(target, draft):
     before = dict(vars(target)), vars(target.generation_config).copy()
     hla.enable(target, draft, LOSSY)

@@ -109,7 +109,7 @@ def turns(name, callers_cache, **given):
     return texts
 
 
-@pytest.mark.full(every=3)
+@pytest.mark.full
 @pytest.mark.parametrize("chat", [("qwen2_5_vl", False), ("qwen3_5", False), ("qwen2_5_vl", True)], ids=str)
 def test_a_chat_goes_on_behind_pictures(chat):
     """Positions lag; there are states, too; the caller's cache."""

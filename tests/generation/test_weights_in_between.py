@@ -14,7 +14,7 @@ from hf_lossy_assist.artifacts.identity import weights_hash_once
 from hf_lossy_assist.models.introspection import weights_version
 
 
-pytestmark = peft_warns
+pytestmark = [pytest.mark.full, peft_warns]
 GREEDY = {"max_new_tokens": 8, "do_sample": False}
 OTHER = small.llama(5)
 COMMON = small.one(48, seed=2)["input_ids"][0].tolist()
@@ -114,7 +114,6 @@ def prompts(common, count=6):
     return [begin + small.one(3 + n, seed=n)["input_ids"][0].tolist() for n, begin in enumerate(begins)]
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("rows, common, drafter", [(1, True, None), (3, False, None), (3, True, "suffix")])
 def test_open_generate_many(way, rows, common, drafter):
     """Each text that comes after the change is that of the new weights."""
@@ -133,7 +132,6 @@ def test_open_generate_many(way, rows, common, drafter):
     assert rest == {index: new[index] for index in rest}
 
 
-@pytest.mark.full
 def test_running_server(way):
     """Requests after the change get the new text; one in flight ends first."""
     model, change = way
@@ -180,7 +178,6 @@ def check_calls(model, change, calls):
     assert texts[0] != texts[1] != texts[2]
 
 
-@pytest.mark.full
 @pytest.mark.parametrize(
     "calls", [EAGER, pytest.param(COMPILED, marks=pytest.mark.nightly)], ids=["eager", "compiled"]
 )
@@ -188,13 +185,11 @@ def test_between_calls(way, calls):
     check_calls(*way, calls)
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("way", ["in place"], indirect=True)
 def test_between_compiled_calls(way):
     check_calls(*way, COMPILED)
 
 
-@pytest.mark.full
 def test_an_adapter_is_put_in_between_calls():
     """In the layers of a model that is enabled already."""
     model = hla.enable(small.llama())

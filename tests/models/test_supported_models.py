@@ -49,7 +49,7 @@ def stated():
     return found
 
 
-@pytest.mark.full(every=32)
+@pytest.mark.full
 @pytest.mark.nightly(every=8)
 @pytest.mark.parametrize("name", SAMPLE)
 def test_a_model_has_the_verdict_that_the_page_states(name):

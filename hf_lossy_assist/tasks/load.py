@@ -70,5 +70,5 @@ def load_task(
     if name == DemoTask.name:
         return DemoTask(split, seed)
     if "/" not in name and "." not in name and not Path(name).is_file():
-        raise ValueError(f"{nearest('task', name, NAMES)} Or name a JSON-lines file with `prompt` and `answer`.")
+        raise ValueError(f"{nearest('task', name, NAMES)} (or name a JSON-lines file with `prompt` and `answer`)")
     return ExactTask(name)

@@ -98,7 +98,7 @@ def models(
     drafted[others] = successor[others].roll(1)
     certainty = torch.ones(pair.vocabulary)
     certainty[others[: round(hesitates * len(others))]] = UNSURE
-    with torch.random.fork_rng(), torch.no_grad():
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         target = model(pair.target, pair.vocabulary, successor, torch.ones_like(certainty), dtype, device)
         draft = model(pair.draft, pair.vocabulary, drafted, certainty, dtype, device)

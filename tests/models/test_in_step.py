@@ -51,8 +51,7 @@ def test_an_error_on_one_rank_ends_the_other(sharded):
     for name in SHARDED:
         assert sharded[0][f"{name} an error"] == "RuntimeError: a criterion failed"
         assert sharded[0][f"{name} a refusal"].startswith("ValueError: input_ids")
-        assert sharded[0][f"{name} a refusal of Runner"].startswith("ValueError: num_assistant_tokens is 4")
-        for what in ("an error", "a refusal", "a refusal of Runner"):
+        for what in ("an error", "a refusal"):
             assert sharded[1][f"{name} {what}"].startswith("OtherRankFailed: another rank of this target ended"), what
 
 
@@ -72,7 +71,7 @@ def test_zero3_is_refused_by_name(sharded):
     """By the mark that DeepSpeed leaves on each parameter, of a target and of a draft."""
     for rank in sharded:
         assert rank["zero3 target"].startswith("ValueError: the target is sharded by DeepSpeed's ZeRO-3, which")
-        assert rank["zero3 draft"].startswith("ValueError: the assistant is sharded by DeepSpeed's ZeRO-3, which")
+        assert rank["zero3 draft"].startswith("ValueError: the assistant is spread over ranks (DeepSpeed's ZeRO-3)")
 
 
 def test_training_goes_on_behind_a_call(sharded):

@@ -67,7 +67,7 @@ def serving(
         assert not thread.is_alive() and not server.worker.is_alive()
 
 
-STREAMS = 3  # of one connection
+STREAMS = 6  # of one connection
 
 
 def connect(port: int, unread: bool = False) -> socket.socket:

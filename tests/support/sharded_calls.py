@@ -79,9 +79,6 @@ def main():
         found[f"{name} an error"] = error_line(target.generate, **prompts(rank), **call | failing)
         refused = torch.full((1, 4), tiny.VOCABULARY) if rank == 0 else torch.ones(1, 4, dtype=torch.int64)
         found[f"{name} a refusal"] = error_line(target.generate, refused, **call)
-        other = {"settings": {"num_assistant_tokens": 3}} if rank == 0 else {}
-        runner = {"custom_generate": hla.Runner("strict", draft, **other), "num_assistant_tokens": 4}
-        found[f"{name} a refusal of Runner"] = error_line(target.generate, **prompts(rank), **runner, max_new_tokens=8)
         drafting = {"assistant_model": target}
         found[f"{name} draft"] = error_line(target.generate, **prompts(rank), **call | drafting)
         many = list(range(5, 9)), list(range(6, 9))

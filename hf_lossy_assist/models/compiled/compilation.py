@@ -89,7 +89,7 @@ TRUSTED = ("torch.nn.", "transformers.", __package__.partition(".")[0] + ".")
 PLAIN = frozenset([bool, int, float, str, type(None), torch.dtype, torch.device])
 # Transformers leaves its hooks on a model that once returned hidden states; they do nothing until these are requested
 # again.
-CAPTURING = "transformers.utils.output_capturing"
+CAPTURING, INSTALLED = "transformers.utils.output_capturing", "_output_capturing_hooks_installed"
 PACKED = "its weights are packed by PyTorch's own quantisation, into which torch.compile cannot look"
 
 
@@ -113,7 +113,7 @@ class Signature(NamedTuple):
             attrs = module.__dict__  # attributes of modules take microseconds
             kind, children = type(module), attrs["_modules"]
             state += (kind, kind.forward, "forward" in attrs, *children)
-            state += [value for value in attrs.values() if type(value) in PLAIN]
+            state += [value for name, value in attrs.items() if type(value) in PLAIN and name != INSTALLED]
             for tensors in (attrs["_parameters"], attrs["_buffers"]):
                 # A graph reads a tensor that occurs twice from its first place only.
                 state += [

@@ -62,7 +62,7 @@ FAULTS = (
     Fault("masks hidden order", "generation/prompt_layout.py", "ids = ids.gather(1, order)", "pass", "batch/test_masks.py generation/test_padding_on_the_right.py"),
     Fault("masks hidden window", "generation/model_factory.py", "(rows.max_length > target.facts.reach or", "(", "batch/test_masks.py"),
     Fault("positions packed", "models/row_model.py", "positions = slots[None].clamp(max=self.last)", "positions = slots[None].clamp(max=self.last - 1)", "models generation/test_lossless.py"),
-    Fault("positions table", "engine/call.py", "max(min(n, size - k - 1), 0)", "max(min(n, size - k), 0)", "models/test_lengths.py generation"),
+    Fault("positions table", "engine/call.py", "max(min(n, size - k - 1), 0)", "max(min(n, size - k), 0)", "generation/test_wrong_uses.py"),
     # Caches
     Fault("cache slots", "models/row_cache.py", "self.slots = first + torch.arange(width, device=device)", "self.slots = first.amin() + 0 * first + torch.arange(width, device=device)", "generation/test_lossless.py"),
     Fault("cache grow", "models/row_cache.py", "new[:, :, : old.shape[2]] = old", "new[:, :, : old.shape[2] // 2] = old[:, :, : old.shape[2] // 2]", "models/test_cache.py generation/test_lossless.py"),

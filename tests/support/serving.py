@@ -67,7 +67,7 @@ def serving(
         assert not thread.is_alive() and not server.worker.is_alive()
 
 
-STREAMS = 6  # of one connection
+STREAMS = 30  # of one connection
 
 
 def connect(port: int, unread: bool = False) -> socket.socket:
@@ -116,7 +116,7 @@ def unread_replies(port: int, key: str | None = None) -> socket.socket:
 
 
 def unread_stream(port: int, key: str | None = None) -> socket.socket:
-    """Streams of which one is stuck: what comes before them is less than the system takes, 50 KB, and all of them are more."""
+    """Streams of which one is stuck: what comes before them is less than the system takes, and all of them are more."""
     connection = connect(port, unread=True)
     text = {"prompt": "How many", "max_tokens": 200, "temperature": 2.0, "seed": 3, "stream": True}
     connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n" * 400 + post("/v1/completions", text, key) * STREAMS)

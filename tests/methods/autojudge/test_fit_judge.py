@@ -240,6 +240,7 @@ def test_thresholds_by_hand():
 # -- the folder -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_a_heads_folder_is_whole_and_says_what_it_is(judged):
     head, report, folder = judged
     assert names(folder) == {"README.md", "config.json", "model.safetensors"} and names(folder.parent) == {"head"}

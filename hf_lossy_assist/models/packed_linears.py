@@ -242,7 +242,7 @@ class Int8Linear(PackedLinear):
 
     @property
     def int8(self) -> torch.Tensor:
-        """Return the int8 weights."""
+        """Return the int8 weights, (outputs, inputs)."""
         return self.weights.packed.to_dense().t().contiguous()
 
     @classmethod

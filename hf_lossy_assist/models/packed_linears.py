@@ -8,6 +8,7 @@ operator computes each product and finds its weights by number.
 import copy
 import itertools
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeGuard, TypeVar
 from weakref import finalize
@@ -84,7 +85,7 @@ def replace_layers(
 class Weights:
     """Packed weights and the number under which the operator finds them; freed with the last layer that uses them."""
 
-    def __init__(self, product: Product, packed: Any = None):
+    def __init__(self, product: Product, packed: object = None):
         """packed: what the product reads, from which the weights can be unpacked."""
         self.number, self.product, self.packed = next(_numbers), product, packed
         _products[self.number] = product
@@ -173,7 +174,9 @@ def linears_in_int8(module: Module, *, quiet: bool = True) -> Module:
     """Convert the linear layers of `module` to int8, and the rest to float32; return the module.
     quiet: no progress bar."""
     replaced = [layer for layer in module.modules() if is_plain(layer) or isinstance(layer, Int8Weights)]
-    with Bar(len(replaced), "int8", "layers", quiet=quiet) as bar:
+    with warnings.catch_warnings(), Bar(len(replaced), "int8", "layers", quiet=quiet) as bar:
+        # PyTorch plans to remove these functions; other kernels take longer for one token (docs/log.md).
+        warnings.filterwarnings("ignore", message="torch.quantize_per", category=UserWarning)
         replace_layers(module, replaced, Int8Linear.of, bar)
     torch.nn.Module.float(module)  # Transformers' `float` refuses quantised models
     return module.requires_grad_(False)
@@ -221,29 +224,20 @@ class Int8Linear(PackedLinear):
 
     def __init__(self, made_of: Int8Weights):
         torch.nn.Module.__init__(self)
-        weight, self.scale = made_of.int8.detach(), made_of.scale.detach()
+        weight, scale = made_of.int8.detach(), made_of.scale.detach()
         self.out_features, self.in_features = weight.shape
         self.dtype = torch.float32
-        packed, zeros = torch.ops.onednn.qlinear_prepack(weight, None), torch.zeros(len(weight)).int()
-        scale, linear = self.scale, torch.ops.onednn.qlinear_pointwise
-
-        def product(x: torch.Tensor) -> torch.Tensor:
-            levels = x.add(64).round_().byte()  # unsigned: kernels for signed ones are slow without AMX
-            return linear(levels, 1.0, 64, packed, scale, zeros, None, 1.0, 0, torch.float32, "none", [], "")
-
-        self.weights = Weights(product, packed)
+        weight = torch._make_per_channel_quantized_tensor(weight, scale, torch.zeros_like(scale, dtype=torch.int64), 0)
+        packed = torch.ops.quantized.linear_prepack(weight, None)
+        linear = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
+        self.weights = Weights(lambda x: linear(x, 1.0, 64, packed), packed)
         self.number = self.weights.number
         self.register_buffer("bias", None if made_of.bias is None else made_of.bias.detach().float())
 
     @property
     def weight(self) -> torch.Tensor:
         """Return the weights in float32, for models that also read a layer's weights directly."""
-        return self.int8.float() * self.scale[:, None]
-
-    @property
-    def int8(self) -> torch.Tensor:
-        """Return the int8 weights, (outputs, inputs)."""
-        return self.weights.packed.to_dense().t().contiguous()
+        return torch.ops.quantized.linear_unpack(self.weights.packed)[0].dequantize()
 
     @classmethod
     def of(cls, layer: torch.nn.Linear | Int8Weights) -> "Int8Linear":
@@ -260,7 +254,9 @@ class Int8Linear(PackedLinear):
         return out if self.bias is None else out.add_(self.bias)
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        destination[f"{prefix}int8"], destination[f"{prefix}scale"] = self.int8, self.scale
+        weight = torch.ops.quantized.linear_unpack(self.weights.packed)[0]
+        destination[f"{prefix}int8"] = weight.int_repr()
+        destination[f"{prefix}scale"] = weight.q_per_channel_scales().float()
         if self.bias is not None:
             destination[f"{prefix}bias"] = self.bias
 

@@ -81,7 +81,7 @@ def run(command: list[str], data: bytes, timeout: float, folder: str) -> tuple[i
                 process.communicate(data, timeout)
         finally:
             with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # with all that it started and that has not left its group
+                os.killpg(process.pid, signal.SIGKILL)  # with all of its group
             status = process.wait()
         output.seek(max(0, output.seek(0, os.SEEK_END) - LONGEST))
         return status, output.read().decode(errors="replace").strip().splitlines()
@@ -94,7 +94,7 @@ def run_program(program: str, timeout: float, sandbox: bool) -> str:
     try:
         with tempfile.TemporaryDirectory(prefix="hf-lossy-", ignore_cleanup_errors=True) as folder:
             status, lines = run([*sandbox_command(), *command] if sandbox else command, data, timeout + SLACK, folder)
-    except RecursionError:  # folders within folders, more than Python removes
+    except RecursionError:  # too deep for Python
         subprocess.run(["rm", "-rf", folder], check=False)
     if any(secret in line for line in lines):
         return PASSED

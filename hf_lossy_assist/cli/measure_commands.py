@@ -66,8 +66,6 @@ def compare_command(
     _runs.check_out(out, job.resume)
     decoding = evaluation.writer.DecodingSettings(max_new_tokens=max_new_tokens, **asdict(sampling))
     chosen = _read_policies(policies, gamma, models.demo)
-    if compile_rounds and models.drafter is not None:
-        raise ValueError("--compile: rounds on the target's hidden states are not compiled: leave it or --drafter out")
     questions, problems, scoring, source = _runs.read_problems(
         prompts, task, data, models.model, limit, sampling.seed, shots
     )

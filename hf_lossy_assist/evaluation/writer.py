@@ -10,15 +10,17 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCrite
 from transformers.generation.streamers import BaseStreamer
 
 from ..generation.speculative import stop_at
+from ..models.compiled.compilation import graphs_made
 from ..models.introspection import device_of, end_tokens
 from ..stats.clock import wait_for
 from ..tasks.base import AnswerTask
 from ..text.detokenizer import continuation, special_in
 from ..training.jobs import SamplingSettings
-from .arms import Arm
+from .arms import COMPILED, Arm
 
 
 COUNTS = ("num_draft_tokens", "num_accepted_draft_tokens", "num_lossy_accepts", "num_unchecked_tokens")
+REPEATS = 4  # of a compiled arm's batch: a longer text needs another graph, a row that ends one more
 TAIL = 192  # tokens that include those of a round and of the sentence that ends a text
 
 
@@ -110,9 +112,14 @@ class TextWriter:
         return {} if self.task is None else special_in(self.tokenizer, self.task.ends)
 
     def write(self, arm: Arm, prompts: list[str], first: int, unit: int) -> list[ArmOutput]:
-        """Continue a batch of prompts, the first of which has index `first`."""
+        """Continue a batch of prompts, the first of which has index `first`; again if it waited for the compiler."""
         groups = [[prompt] for prompt in prompts] if arm.kind == "assisted" else [prompts]
-        written = [self._group(arm, group, unit) for group in groups]
+        compiled = arm.name.endswith(COMPILED)
+        for _ in range(REPEATS if compiled else 1):
+            before = graphs_made() if compiled else 0
+            written = [self._group(arm, group, unit) for group in groups]
+            if compiled and graphs_made() == before:
+                break
         seconds = sum(group[0].seconds for group in written)
         answers = [answer for group in written for answer in group]
         for index, answer in enumerate(answers, first):

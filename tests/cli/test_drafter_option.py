@@ -44,7 +44,6 @@ def test_refusals(hf_lossy, tmp_path, monkeypatch):
         (("collect", "--for", "eagle3", "--drafter", "demo", "--out", "x"), "--for eagle3: the target alone answers"),
         (("mine", "--drafter", "demo", "--out", "x"), "needs a draft model"),
         (("collect", "--drafter", "demo", "--out", "x"), "needs a draft model"),
-        (("compare", "--drafter", "demo", "--compile"), "are not compiled"),
         (("profile", "--drafter", "demo", "--companion", "int8", "--out", "x", "--limit", "2"), "is the draft model in int8"),
     ):  # fmt: skip
         assert message in hf_lossy(*given).line

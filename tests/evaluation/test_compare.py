@@ -131,6 +131,18 @@ def test_several_drafts_beside_the_same_target(hf_lossy, tmp_path):
     assert all(arm in page for arm in by_arm)
 
 
+@pytest.mark.full
+def test_a_drafter_is_measured_compiled_and_no_batch_waits_for_the_compiler(hf_lossy, monkeypatch):
+    monkeypatch.setattr(arms, "CompileConfig", functools.partial(CompileConfig, backend="eager"))
+    torch._dynamo.reset()
+    calls, group = [], TextWriter._group
+    monkeypatch.setattr(TextWriter, "_group", lambda *args: calls.append(args[1].name) or group(*args))
+    options = ("--drafter", "demo", "--policies", "strict", "--max-new-tokens", 8, "--no-static", "--json")
+    figures = hf_lossy("compare", *options, "--limit", 1, "--compile").json["figures"]
+    assert [(row["arm"], row["equal"]) for row in figures] == [("target", 1), ("strict", 1), ("strict compiled", 1)]
+    assert calls.count("strict compiled") == calls.count("strict") + 1 == 3  # the first compiled, and is repeated
+
+
 @pytest.mark.nightly
 def test_an_arm_that_cannot_be_compiled_is_left_out(hf_lossy, monkeypatch):
     def broken(graph, inputs):

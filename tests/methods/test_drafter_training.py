@@ -2,6 +2,7 @@
 
 import copy
 import json
+import shutil
 
 import pytest
 import torch
@@ -53,7 +54,7 @@ def test_texts_are_the_targets(target, data):
         with torch.no_grad():
             out = target(expected[None], output_hidden_states=True)
         states, length = torch.cat([out.hidden_states[layer] for layer in (0, 1, 2)], dim=-1), len(expected)
-        assert batch.states[:1, :length].equal(states) and batch.likely.shape[-1] == 60
+        assert batch.states[:1, :length].equal(states.bfloat16()) and batch.likely.shape[-1] == 60
         full = torch.zeros_like(out.logits).scatter_(-1, batch.likely[:1, :length], batch.probs[:1, :length])
         assert full[full > 0].equal(out.logits.softmax(-1)[full > 0]) and full.sum(-1).min() > 0.6
 
@@ -192,6 +193,19 @@ def test_a_killed_run_goes_on_to_the_same_weights(target, data, tmp_path, monkey
     one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "again"))
     assert one.keys() == other.keys() and all(one[name].equal(other[name]) for name in one)
     assert not (tmp_path / "again.partial").exists()
+
+
+def test_the_target_reads_each_text_once_if_the_disk_has_room(target, data, tmp_path, monkeypatch, capsys):
+    calls, usage, weights = [], shutil.disk_usage, []
+    target.register_forward_hook(lambda *_: calls.append(1))
+    for free in (usage(tmp_path).free, 100):
+        monkeypatch.setattr(shutil, "disk_usage", lambda folder, free=free: usage(folder)._replace(free=free))
+        calls.clear()
+        fit_drafter(target, data, tmp_path / f"{free}", short(epochs=3))
+        weights.append(load_file(tmp_path / f"{free}" / "model.safetensors"))
+        again = "read again" in capsys.readouterr().out
+        assert len(calls) == 1 + 20 + 2 * 16 * again and again == (free == 100)  # 4 of 20 are held out
+    assert all(weights[0][name].equal(weights[1][name]) for name in weights[0])
 
 
 def test_what_cannot_be_trained_on(target, data, tmp_path):

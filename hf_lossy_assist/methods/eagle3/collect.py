@@ -3,6 +3,7 @@
 The network learns to predict this target, so the target itself answers the prompts ("EAGLE-3", §4, huggingface.co/papers/2503.01840).
 """
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,10 +14,12 @@ import torch
 from safetensors import safe_open
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ...artifacts.files import write_bytes
 from ...drafters.networks.eagle_network import default_layers
 from ...models.hidden_state_hook import HiddenStateHook
 from ...models.introspection import base_of, blocks_of
 from ...setting_fields import check_bounds
+from ...terminal import show
 from ...training.jobs import SamplingSettings, check_models, continue_prompts, describe_run, refuse_blank
 from ...training.processes import Models, Processes
 from ...training.run_folder import RunFolder, Tell, name_units, name_unreadable, open_dataset
@@ -25,6 +28,7 @@ from ..drafter_settings import LIKELY
 
 
 RECORD, SHARDS = "eagle3.json", "safetensors"
+ROOM = 1 << 30  # bytes of the disk that stored states leave free
 
 
 @dataclass(frozen=True)
@@ -130,6 +134,7 @@ class TextDataset:
             self.ids += tensors["ids"].long().split(tensors["lengths"].tolist())
             self.prompts += tensors["prompts"].tolist()
         self.likely, self._hook = likely, HiddenStateHook(target, self.layers)
+        self.store: Path | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -149,13 +154,29 @@ class TextDataset:
         prompts = torch.tensor([self.prompts[index] for index in indices])
         return TextBatch(pad("ids"), pad("states"), pad("likely"), pad("probs"), lengths, prompts)
 
+    def store_in(self, folder: Path, longest: int) -> None:
+        """Store in `folder` what is read of each text, for later epochs and a resumed run, if the disk has room for all."""
+        tokens = sum(min(len(ids), longest) for ids in self.ids)
+        needed = tokens * sum(tensor[0].nbytes for tensor in self._read(0, 2).values())
+        folder.mkdir(exist_ok=True)
+        if shutil.disk_usage(folder).free > needed + ROOM:
+            self.store = folder
+        else:
+            show(f"states are read again in each epoch: storing them takes {needed / 1e9:.0f} GB, more than the disk has")
+
     @torch.no_grad()
     def _read(self, index: int, length: int) -> dict[str, torch.Tensor]:
-        """Return the first `length` tokens of a text, with the target's states and likeliest next tokens."""
-        ids = self.ids[index][:length]
+        """Return the first `length` tokens of a text, with the target's states in bfloat16 and likeliest next tokens."""
+        ids, file = self.ids[index][:length], None if self.store is None else self.store / f"{index}.safetensors"
+        if file is not None and file.exists():
+            return safetensors.torch.load_file(file)
         with self._hook:
             logits = self.target(ids[None].to(self.target.device), use_cache=False).logits[0].float()
             states = self._hook.take_states()
         assert states is not None, "the target has just run"
         probs, tokens = logits.softmax(dim=-1).topk(min(self.likely, logits.shape[-1]))
-        return {"ids": ids, "states": states[0], "likely": tokens, "probs": probs}
+        # Copies, since a row of a tensor would be stored whole.
+        read = {"ids": ids.clone(), "states": states[0].bfloat16(), "likely": tokens, "probs": probs}
+        if file is not None:
+            write_bytes(file, safetensors.torch.save(read))
+        return read

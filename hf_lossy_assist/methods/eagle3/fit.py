@@ -144,6 +144,7 @@ def fit_drafter(
 
     reports: list[DrafterReport] = []
     with RunFolder.opened(out, RECORD, facts, resume=resume, processes=processes) as run:
+        texts.store_in(run.part / "0-states", settings.longest)
         drafter = train(method, target, texts, split[0], settings, run.part / "0-checkpoints", processes)
         processes.on_first(write)
     return drafter, reports[0] if reports else None

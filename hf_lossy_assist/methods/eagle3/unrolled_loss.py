@@ -73,18 +73,19 @@ def unroll(network: Eagle3Network, embedding: torch.nn.Module, batch: TextBatch,
     wanted, index, probs, first, last = Wanted.of(network, batch)
     positions = torch.arange(pairs, device=device)
     cache, alive = DynamicCache(), torch.ones_like(wanted, dtype=torch.bool)
+    begin, answers = 0, int(first.clamp(min=0).min())  # later steps read no prompt: no chain begins in it
     for step in range(steps):
-        masks = [_make_mask(pairs, step, device, states.dtype)] * len(network.layers)
-        output, normed = network(embeds, states, positions[None], masks, cache)
+        masks = [_make_mask(pairs, step, begin, device, states.dtype)] * len(network.layers)
+        output, normed = network(embeds[:, begin:], states, positions[None, begin:], masks, cache)
         # The chain began in the answer, and the next token is known. The head, a third of the work, runs on those positions only.
         here = (positions >= first.clamp(min=0) + step) & (positions <= last)
-        logits = network.lm_head(normed[here]).float()
+        logits = network.lm_head(normed[here[:, begin:]]).float()
         loss = Wanted.cross_entropy(logits, probs[here], index[here])
         right = alive & here
         right[here] &= network.target_ids[logits.argmax(dim=-1)] == wanted[here]
         yield ChainStep(loss, here.sum(), alive & here, right)
         alive = _shift(right)
-        states = _shift(output)
+        states, begin = _shift(output)[:, answers - begin :], answers
 
 
 def count_accepted(steps: Sequence[ChainStep]) -> torch.Tensor:
@@ -113,16 +114,16 @@ def _shift(values: torch.Tensor) -> torch.Tensor:
     return torch.cat([torch.zeros_like(values[:, :1]), values[:, :-1]], dim=1)
 
 
-def _make_mask(pairs: int, step: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    """Return the additive mask of step `step` over the positions of all steps so far, (1, 1, pairs, (step + 1) · pairs).
+def _make_mask(pairs: int, step: int, begin: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """Return the additive mask of step `step` over the positions of all steps so far, (1, 1, pairs − begin, pairs + step · (pairs − begin)).
 
-    A chain at position i began at position i − step. It attends to the target's states up to there, and to one position of each later step.
+    Steps after the first have the positions from `begin` on. A chain at position i began at position i − step. It attends to the target's states up to there, and to one position of each later step.
     """
     slot = torch.arange(pairs, device=device)
     back = slot[:, None] - slot[None]  # distance to an earlier place
-    masks = [back >= step, *(back == step - later for later in range(1, step + 1))]
-    out = torch.zeros(1, 1, pairs, (step + 1) * pairs, dtype=dtype, device=device)
-    return out.masked_fill_(~torch.cat(masks, dim=1), torch.finfo(dtype).min)
+    masks = [back >= step, *((back == step - later)[:, begin:] for later in range(1, step + 1))]
+    seen = torch.cat(masks, dim=1)[begin:]
+    return torch.zeros(1, 1, *seen.shape, dtype=dtype, device=device).masked_fill_(~seen, torch.finfo(dtype).min)
 
 
 class TextAndBlocks:

@@ -42,6 +42,11 @@ def collect_command(
     lam: Annotated[
         float | None, "--lambda", f"label a token acceptable where q(x) ≤ λ·p(x) (default: {LAMBDA})"
     ] = None,
+    answered: Annotated[
+        bool,
+        "--written",
+        "for eagle3: the file has the target's answers too, such as a server's log; they are not written again",
+    ] = False,
     limit: Annotated[int | None, (1, MOST), "most prompts to use (default: all; 64 of the demo)"] = None,
     max_new_tokens: Annotated[
         int | None, (1, MOST_NEW_TOKENS), f"most new tokens of each row (default: {ROW}; {ANSWER} for eagle3)"
@@ -69,6 +74,8 @@ def collect_command(
       hf-lossy collect --for specdec --model M --assistant D --prompts questions.jsonl --out data
 
       hf-lossy collect --for eagle3 --model M --prompts questions.jsonl --chat --out texts
+
+      hf-lossy collect --for eagle3 --model M --prompts log.jsonl --written --chat --out texts
     """
     require("this command", "accelerate", "datasets", "jinja2")
     check_out(out, job.resume)
@@ -79,7 +86,12 @@ def collect_command(
         models.check_learnable(drafters=False)
     elif models.assistant is not None or models.drafter is not None:
         raise ValueError("--for eagle3: the target alone answers: leave --assistant and --drafter out")
-    for option, value, takers in (("--lambda", lam, METHODS[:2]), ("--mix", mix, METHODS[1:2])):
+    takers_of = (
+        ("--lambda", lam, METHODS[:2]),
+        ("--mix", mix, METHODS[1:2]),
+        ("--written", answered or None, METHODS[2:]),
+    )
+    for option, value, takers in takers_of:
         if value is not None and method not in takers:
             raise ValueError(f"{option} is for --for {' and '.join(takers)}, not {method}: leave it out")
     do_sample = for_head if do_sample is None else do_sample
@@ -109,6 +121,7 @@ def collect_command(
         rows = len(training.run_folder.load_rows(out))
         what = f"{rows} tokens of {len(texts)} prompts, with a data card"
     else:
+        run["written"] = [text.continuation or "" for text in texts] if answered else ()
         methods.collect_texts(target, tokenizer, [text.prompt for text in texts], out, settings, **run)
         what = f"answers to {len(texts)} prompts"
     show(f"{out}: {what}")

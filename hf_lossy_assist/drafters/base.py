@@ -73,11 +73,6 @@ class Drafter:
     gives_states: ClassVar[bool] = False  # it has hidden states, which heads may read (`Draft.hidden`)
 
     @property
-    def gives_confidence(self) -> bool:
-        """Whether it estimates itself that a token is accepted, which a stop may read."""
-        return False
-
-    @property
     def main(self) -> "Drafter":
         """The part with a model, which stops ask and heads are checked against: the drafter itself unless it has
         parts."""

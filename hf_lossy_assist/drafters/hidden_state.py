@@ -256,12 +256,6 @@ class HiddenStateRun(TokenwiseRun):
             logits = self.model.step(feed)
         return fit_vocabulary(logits.to(device=device, dtype=torch.float32), self.vocabulary)
 
-    def _stops(self, token: torch.Tensor, raw: torch.Tensor, counts: list[int], rows: list[int]) -> torch.Tensor:
-        if not self.stop.settings.reads_confidence:
-            return super()._stops(token, raw, counts, rows)
-        with self.clock.time("head"):
-            return self.stop.after_token(token[:, None], (raw,), rows=rows, features=self.model.confidence())
-
     def _last(self, tap: FeatureTap, counts: list[int]) -> torch.Tensor:
         return tap.at(self.model.state_column)
 

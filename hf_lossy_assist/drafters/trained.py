@@ -83,17 +83,13 @@ class DFlash2Drafter(DFlashDrafter):
 class DSparkDrafter(DFlashDrafter):
     """A trained DSpark network: a DFlash drafter whose tokens depend on the tokens before them in the block.
 
-    `Confidence(threshold, reads="head")` stops by its confidence head. Args: see `HiddenStateDrafter`.
+    Its confidence head is not read. Args: see `HiddenStateDrafter`.
     """
 
     network: DSparkNetwork
     kind: ClassVar[str] = "a DSpark drafter"
     model_type: ClassVar[str] = "dspark"
     networks: ClassVar[tuple[type, ...]] = (DSparkNetwork,)
-
-    @property
-    def gives_confidence(self) -> bool:
-        return self.network.config.confidence
 
     def check_tokens(self, base: PreTrainedModel) -> None:
         super().check_tokens(base)

@@ -54,7 +54,7 @@ def why_not_compiled(call: Call) -> str | None:
     reasons = {
         f"its rounds would be graphs of {layers} layers, more than {MOST_LAYERS}": layers > MOST_LAYERS,
         "the stop remembers what it has seen, or is the caller's own": stop.adaptive and not pure,
-        "a head reads hidden states": bool(drafter.taps) or call.rule_tap is not None or stop.reads_confidence,
+        "a head reads hidden states": bool(drafter.taps) or call.rule_tap is not None,
         "a filter chooses what is verified": type(call.policy.filter) is not VerifyAll,
         "the rule keeps a state": call.rule.keeps_state,
         "a logits processor reads the text": call.processing.needs_prefix or call.processing.runs_callers_code,

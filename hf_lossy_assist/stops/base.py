@@ -40,11 +40,6 @@ class DraftStop(Frozen, kind="stop"):
     depth: ClassVar[int] = 0  # levels of nested stops
 
     @property
-    def reads_confidence(self) -> bool:
-        """Whether it reads the drafter's estimate that a token is accepted (DSpark has one), passed to the run as `features=`, (B, 1)."""
-        return False
-
-    @property
     def longest(self) -> int:
         """The maximum number of tokens that a round drafts for a row: the field `max_draft`."""
         return int(self.max_draft)  # type: ignore[attr-defined]
@@ -116,7 +111,7 @@ class StopRun(StoppingCriteria):
             scores (tuple of (B, V) float): the last entry is the draft's logits of that token: raw in this package's engine, processed in
                 Transformers' loop.
             rows (B,): index of each row in the call. Answers for finished rows are ignored.
-            features: the hidden state that `settings.features` specifies, (B, H), or the estimate that `settings.reads_confidence` speaks of, (B, 1).
+            features: the hidden state that `settings.features` specifies, (B, H).
         """
         if not self.settings.adaptive:
             return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)

@@ -37,7 +37,6 @@ class CompositeStop(DraftStop):
     depth = over_parts(lambda depths: 1 + max(depths, default=-1), "depth")
     adaptive = over_parts(any, "adaptive")
     features = over_parts(lambda specs: next((spec for spec in specs if spec is not None), None), "features")
-    reads_confidence = over_parts(any, "reads_confidence")
     patience = over_parts(min, "patience")
     joint = over_parts(any, "joint")
     every: ClassVar[bool] = False  # all parts, rather than any, must stop
@@ -53,8 +52,6 @@ class CompositeStop(DraftStop):
         # A round provides one state. Positions may differ: the state that predicts a token encodes the token before it.
         if len({(spec.model, spec.layer, spec.norm) for spec in specs}) > 1:
             raise ValueError(f"{name}: their heads must read one hidden state, got {'; '.join(map(str, specs))}")
-        if specs and self.reads_confidence:
-            raise ValueError(f"{name}: a head and the drafter's own confidence cannot be read together")
 
     @property
     def parts(self) -> tuple[DraftStop, ...]:

@@ -6,7 +6,6 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..artifacts.features import FeatureSpec
 from ..artifacts.head import Head
@@ -28,34 +27,15 @@ def require_features(stop: DraftStop, features: torch.Tensor | None) -> torch.Te
 class Confidence(DraftStop, name="confidence", paper="Transformers"):
     """Stop after a token whose draft probability is below `threshold`; Transformers' `assistant_confidence_threshold`.
 
-    `threshold=0` never stops early. Transformers' default is 0.4 with at most 20 tokens. `reads="head"` compares what the drafter estimates
-    itself, the probability that its token is accepted: the confidence head of DSpark (huggingface.co/papers/2607.05147), whose authors drop
-    the doubtful token.
+    `threshold=0` never stops early. Transformers' default is 0.4 with at most 20 tokens.
     """
 
     threshold: Share = 0.4
     max_draft: DraftLength = 20
-    reads: Literal["probability", "head"] = "probability"
 
-    @property
-    def reads_confidence(self) -> bool:
-        return self.reads == "head"
-
-    def check(
-        self, target: PreTrainedModel, draft: PreTrainedModel | None, tokenizer: PreTrainedTokenizerBase | None = None
-    ) -> None:
-        if self.reads_confidence and not getattr(draft, "gives_confidence", False):
-            raise ValueError(
-                f'Confidence(reads="head"): {type(draft).__name__} has no confidence head: leave reads out'
-            )
-
-    def should_stop(
-        self, input_ids: torch.Tensor, scores: Scores, features: torch.Tensor | None = None, **kwargs: object
-    ) -> torch.Tensor:
-        if not self.reads_confidence:
-            q = scores[-1].float().softmax(dim=-1)
-            return q.gather(-1, input_ids[:, -1:].to(q.device)).squeeze(-1) < self.threshold
-        return ~(require_features(self, features)[:, 0] >= self.threshold)  # NaN stops too
+    def should_stop(self, input_ids: torch.Tensor, scores: Scores, **kwargs: object) -> torch.Tensor:
+        q = scores[-1].float().softmax(dim=-1)
+        return q.gather(-1, input_ids[:, -1:].to(q.device)).squeeze(-1) < self.threshold
 
 
 class SVIP(DraftStop, name="svip", paper="2411.18462"):

@@ -12,7 +12,6 @@ from support.drafter_files import deepspec, zlab
 from support.eagle import dflash_network as network
 from support.eagle import drafts, watched
 from support.enumeration import off
-from support.heads import draft_of, head_for
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.drafters.networks.base import AttentionWindow, HiddenStateModel
@@ -56,9 +55,6 @@ def test_blocks_are_the_packages(folder, rows=3):
             found = model.step(last)[0]
             found = found[net.target_ids] if net.config.reduced else found
             torch.testing.assert_close(found, golden["logits"][step, place], rtol=1e-5, atol=1e-5)
-            if "confidence" in golden:
-                expected = golden["confidence"][step, place].sigmoid()
-                torch.testing.assert_close(model.confidence()[0, 0], expected, rtol=1e-5, atol=1e-5)
 
 
 @torch.no_grad()
@@ -120,7 +116,6 @@ def test_what_is_drafted_is_the_networks_block(monkeypatch, flags, inputs):
 DISTRIBUTIONS = {
     "a reduced vocabulary": (3, hla.Constant(2)),
     "DFlash 2": (None, hla.SVIP(h=0.9, max_draft=2)),
-    "its confidence": (None, hla.Confidence(0.5, 2, reads="head")),
     "blocks": (None, hla.LossyPolicy(hla.BlockVerification(), hla.Constant(2))),
 }
 
@@ -140,59 +135,21 @@ def test_the_distribution_of_texts(name):
     assert distance < 1e-6 and max(runner.widths) > 1
 
 
-@torch.no_grad()
-def test_confidence_ends_drafts_where_the_head_says(monkeypatch):
-    """Behind the first token below the threshold; at 0 never."""
-    target = hla.enable(small.llama(layers=3))
-    drafter, lengths = made(target, rank=4, from_anchor=True), {}
-    for threshold in (0.0, 0.5):
-        with monkeypatch.context() as patch:
-            seen = watched(patch)
-            settings = {"lossy_policy": hla.Confidence(threshold, reads="head"), "max_new_tokens": 16}
-            target.generate(**small.ragged(), assistant_model=drafter, **settings, do_sample=False)
-        limits = [limit for round_ in seen for limit, n in zip(round_.limits, round_.draft.lengths, strict=True) if n]
-        drafted = [(*pair, limit) for pair, limit in zip(drafts(seen), limits, strict=True)]
-        lengths[threshold] = {len(tokens) for _, tokens, _ in drafted}
-        for text, tokens, limit in drafted:
-            hidden = target(text[None, :-1], output_hidden_states=True).hidden_states
-            model = drafter.make_model(target, 1, 256, small.VOCAB)
-            model.take(torch.cat(hidden[:3], dim=-1), [len(text) - 1])
-            model.read(text[None])
-            sure = []
-            for token in [int(text[-1]), *tokens[:-1]]:
-                model.step(torch.tensor([[token]]))
-                sure.append(float(model.confidence()) >= threshold)
-            assert all(sure[:-1]) and (not sure[-1] or len(tokens) == min(limit, 5))
-    assert lengths[0.0] >= {5} and len(lengths[0.5]) > 2
-
-
-def test_confidence_that_is_not_there():
-    target = hla.enable(small.llama(layers=3))
-    settings = {"lossy_policy": hla.Confidence(reads="head"), "max_new_tokens": 4}
-    for given in (made(target), made(target, rank=2, confidence=False), small.near(target)):
-        with pytest.raises(ValueError, match="has no confidence head") as error:
-            target.generate(**small.one(), assistant_model=given, **settings)
-        assert "\n" not in str(error.value)
-    head = hla.HeadStop(head_for(draft_of("llama")))
-    with pytest.raises(ValueError, match="cannot be read together"):
-        hla.AnyOf([head, hla.Confidence(reads="head")])
-
-
 @pytest.mark.parametrize(
     "flags",
-    [{"rank": 4, "markov": "gated"}, {"rank": 0, "confidence": False, "confidence_reads_token": False}],
+    [{"rank": 4, "markov": "gated"}, {"rank": 0}],
     ids=["gated", "DFlash"],
 )
 def test_deepspecs_form(tmp_path, flags):
     net = network(small.llama(layers=3), from_anchor=True, layers=2, **flags)
     weights = deepspec(tmp_path, net)
     loaded = hla.load_drafter(tmp_path)
-    assert isinstance(loaded, DSparkDrafter) and loaded.gives_confidence == net.config.confidence
-    for name in ("target_layers", "block", "mask", "drafts", "rank", "markov", "confidence", "confidence_reads_token"):
+    assert isinstance(loaded, DSparkDrafter)
+    for name in ("target_layers", "block", "mask", "drafts", "rank", "markov"):
         assert getattr(loaded.network.config, name) == getattr(net.config, name), name
     found = loaded.state_dict()
-    assert all(found[name].equal(tensor.double()) for name, tensor in weights.items())
-    assert found.keys() - weights.keys() == {"d2t"}
+    assert all(found[name].equal(tensor.double()) for name, tensor in weights.items() if "confidence" not in name)
+    assert found.keys() - weights.keys() == {"d2t"} and not any("confidence" in name for name in found)
 
 
 def test_zlabs_form_of_dflash_2(tmp_path):

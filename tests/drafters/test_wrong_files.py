@@ -189,10 +189,6 @@ SOME = {
     "a rank below zero": ("dspark", config(markov_rank=-1), "markov_rank: expected"),
     "another rank": ("dspark", config(markov_rank=5), "does not fit its config.json"),
     "a head too few": ("dspark", config(markov_head_type="gated"), "does not fit its config.json"),
-    "a head too many": ("deepspec", config(enable_confidence_head=False), "does not fit its config.json"),
-    "a confidence head of another width": ("dspark", config(confidence_head_with_markov=False), "does not fit its config.json"),
-    "a confidence head that is none": ("dspark", config(enable_confidence_head="yes"), "enable_confidence_head"),
-    "confidence by a Markov head that is not there": ("dspark", config(markov_rank=0), "confidence_head_with_markov needs a Markov head"),
     "a recurrent head behind the anchor": ("recurrent dspark", config(sample_from_anchor=False), "'rnn' with sample_from_anchor false"),
     "a P-EAGLE drafter": ("eagle3", config(speculators_model_type="peagle"), "is of no known drafter .*'peagle'"),
     # the reduced vocabulary

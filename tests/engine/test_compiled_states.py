@@ -152,12 +152,6 @@ def test_what_is_no_output_of_the_target():
     assert out.sequences.equal(tiny.greedy(model, tiny.prompts(LENGTHS)))
 
 
-def test_the_head_that_a_stop_reads_is_read_eagerly():
-    policy, settings = hla.Confidence(reads="head"), {"compile_config": GRAPHS, "max_new_tokens": 4}
-    out = tiny.assisted(target(), tiny.prompts(LENGTHS), drafter("dspark vanilla"), policy, **settings)
-    assert out.speculation.eager_because == "a head reads hidden states"
-
-
 @pytest.mark.nightly
 def test_other_calls_of_the_target_use_the_graphs_that_they_had():
     """Hooks that Transformers puts on a model for its hidden states count as no change of it."""

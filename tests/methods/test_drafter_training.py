@@ -59,6 +59,26 @@ def test_texts_are_the_targets(target, data):
         assert full[full > 0].equal(out.logits.softmax(-1)[full > 0]) and full.sum(-1).min() > 0.6
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("skip_special_tokens, new_tokens", [(False, 60), (True, 60), (True, 40)])
+def test_answers_that_were_written_before(tmp_path, hf_lossy, skip_special_tokens, new_tokens):
+    """With or without the end token in the text; one that was cut off gets none."""
+    models, problems = hla.demo.load(), hla.demo.problems(3, 0, "calibration")
+    collect = ("collect", "--for", "eagle3", "--max-new-tokens", new_tokens, "--out")
+    hf_lossy(*collect, tmp_path / "texts", "--limit", 3)
+    texts, rows = TextDataset(tmp_path / "texts", models.target), []
+    for ids, length, problem in zip(texts.ids, texts.prompts, problems, strict=True):
+        answer = models.tokenizer.decode(ids[length:], skip_special_tokens=skip_special_tokens)
+        rows.append(json.dumps({"prompt": problem.prompt, "continuation": answer}))
+    assert all((ids[-1] == models.tokenizer.eos_token_id) == (new_tokens == 60) for ids in texts.ids)
+    (file := tmp_path / "log.jsonl").write_text("\n".join(rows))
+    assert hf_lossy(*collect, tmp_path / "read", "--prompts", file, "--written").code == 0
+    read = TextDataset(tmp_path / "read", models.target)
+    assert read.prompts == texts.prompts and all(a.equal(b) for a, b in zip(read.ids, texts.ids, strict=True))
+    file.write_text('{"prompt": "Tom has"}')
+    assert "prompt 1 has no answer" in hf_lossy(*collect, tmp_path / "none", "--prompts", file, "--written").line
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ["eagle3", "vanilla", "rnn"])
 def test_what_is_trained_is_what_is_drafted(target, data, monkeypatch, kind):
@@ -280,20 +300,20 @@ def test_wrong_settings_of_dspark():
 @pytest.mark.full
 @pytest.mark.filterwarnings("ignore:generate_many writes one text at a time")
 def test_collect_fit_generate(hf_lossy, tmp_path):
-    data, held = tmp_path / "texts", '{"stop": {"name": "confidence", "threshold": 0.5, "reads": "head"}}'
+    data = tmp_path / "texts"
     collect = ("collect", "--for", "eagle3", "--limit", 12, "--max-new-tokens", 8, "--out")
     done = hf_lossy(*collect, data)
     assert done.code == 0 and "answers to 12 prompts" in done.out
     named = ("--model", hla.demo.FOLDER / "target", "--prompts", prompts_file(tmp_path))
     assert hf_lossy(*collect, tmp_path / "named", *named).code == 0
-    for kind, more, policy in (("eagle3", (), "svip"), ("dspark", ("--rank", 4), held)):
+    for kind, more in (("eagle3", ()), ("dspark", ("--rank", 4))):
         out = tmp_path / kind
         fit = ("fit", kind, data, *more, "--epochs", 1, "--steps", 2, "--intermediate-size", 32, "--out", out)
         done = hf_lossy(*fit)
         assert done.code == 0 and "tokens a call of the target on 4 held-out texts" in done.out
         assert json.loads((out / "config.json").read_text())["speculators_model_type"] == kind
         assert f"{out} exists" in hf_lossy(*fit).line
-        assert hf_lossy("generate", "--drafter", out, "--policy", policy, "--max-new-tokens", 8).code == 0
+        assert hf_lossy("generate", "--drafter", out, "--policy", "svip", "--max-new-tokens", 8).code == 0
         assert type(hla.load_drafter(out)) is {"eagle3": hla.Eagle3Drafter, "dspark": hla.DSparkDrafter}[kind]
 
 

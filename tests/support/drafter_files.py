@@ -71,16 +71,19 @@ def deepspec(folder, net):
     spec |= {
         "architectures": ["Qwen3DSparkModel"], "model_type": "qwen3", "target_layer_ids": [n - 1 for n in config.target_layers],
         "num_target_layers": 3, "block_size": config.block, "mask_token_id": config.mask, "num_anchors": 512,
-        "enable_confidence_head": config.confidence, "markov_rank": config.rank,
+        "enable_confidence_head": bool(config.rank), "markov_rank": config.rank,
     }  # fmt: skip
     if config.rank:
         spec["markov_head_type"] = config.markov
-    if config.confidence:
-        spec["confidence_head_with_markov"] = config.confidence_reads_token
     (folder / CONFIG).write_text(json.dumps(spec))
     weights = {name: tensor for name, tensor in net.state_dict().items() if name != "d2t"}
     size = layer.vocab_size, layer.hidden_size
     weights |= {"embed_tokens.weight": torch.randn(size), "lm_head.weight": torch.randn(size)}
+    if config.rank:
+        weights |= {
+            "confidence_head.proj.weight": torch.randn(1, size[1]),
+            "confidence_head.proj.bias": torch.randn(1),
+        }
     save_file(weights, folder / WEIGHTS)
     return weights
 

@@ -175,8 +175,6 @@ def dflash_network(target, seed=0, layers=1, block=5, target_layers=(0, 1, 2), d
             out.markov_head.markov_w2.weight *= 10
         if second:
             out.candidate_selector.hidden_projection.weight *= 10
-        if of_dspark and config.confidence:
-            out.confidence_head[0].bias.zero_()
         if draft_vocabulary:
             ids = torch.randperm(text.vocab_size)[:draft_vocabulary].sort().values
             out.d2t.copy_(ids - torch.arange(draft_vocabulary))

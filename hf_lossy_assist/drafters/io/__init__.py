@@ -35,7 +35,9 @@ from .formats import (
 SPECULATORS = "0.9.0"  # the version whose format is written
 CONFIG, WEIGHTS, PICKLE = "config.json", "model.safetensors", "pytorch_model.bin"
 INDEX = f"{WEIGHTS}.index.json"  # for sharded weights
-NOT_NEEDED = ("verifier_lm_head.weight", "verifier_norm.weight", "rotary_emb.inv_freq", "t2d")
+# DSpark's confidence head is no better than q's largest probability (docs/log.md).
+CONFIDENCE = ("confidence_head.proj.weight", "confidence_head.proj.bias")
+NOT_NEEDED = ("verifier_lm_head.weight", "verifier_norm.weight", "rotary_emb.inv_freq", "t2d", *CONFIDENCE)
 SHARD = re.compile(r"[\w-][\w.-]{0,200}\.safetensors")
 
 

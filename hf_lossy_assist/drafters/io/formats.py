@@ -259,13 +259,7 @@ def read_dspark(spec: Spec, where: str) -> DSparkConfig:
         )
     if rank and kind == "rnn" and not base.from_anchor:
         raise ValueError(f"{where}: a Markov head 'rnn' with sample_from_anchor false is not supported here")
-    confidence = spec.get("enable_confidence_head", True)
-    with_token = spec.get("confidence_head_with_markov", confidence)
-    check_flag(f"{where}: enable_confidence_head", confidence)
-    check_flag(f"{where}: confidence_head_with_markov", with_token)
-    if confidence and with_token and not rank:
-        raise ValueError(f"{where}: confidence_head_with_markov needs a Markov head, and markov_rank is 0")
-    return DSparkConfig(**vars(base), rank=rank, markov=kind, confidence=confidence, confidence_reads_token=with_token)
+    return DSparkConfig(**vars(base), rank=rank, markov=kind)
 
 
 def dspark_entries(config: DSparkConfig) -> dict[str, object]:
@@ -278,8 +272,7 @@ def dspark_entries(config: DSparkConfig) -> dict[str, object]:
         "sample_from_anchor": config.from_anchor,
         "markov_rank": config.rank,
         "markov_head_type": config.markov,
-        "enable_confidence_head": config.confidence,
-        "confidence_head_with_markov": config.confidence and config.confidence_reads_token,
+        "enable_confidence_head": False,
     }
 
 

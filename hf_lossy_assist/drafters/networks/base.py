@@ -148,10 +148,6 @@ class HiddenStateNetwork(torch.nn.Module):
         """
         raise NotImplementedError
 
-    def confidence(self, hidden: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
-        """Estimate that the target accepts a token drafted from `hidden` (B, H) after `before` (B,): (B, 1) float32."""
-        raise NotImplementedError
-
     def state_column(self, index: int) -> int:
         """Return the column, in the states of its latest forward, of the state that draft token `index` was drawn
         from."""
@@ -290,11 +286,6 @@ class HiddenStateModel:
         """The column, in the states of the network's latest forward, of the state that the latest token was drawn
         from."""
         return self.network.state_column(self.number - 1)
-
-    def confidence(self) -> torch.Tensor:
-        """Return the network's estimate that the target accepts the latest token, (B, 1) float32."""
-        assert self.memory is not None, "a token was drafted"
-        return self.network.confidence(self.memory[0][:, self.number - 1], self._last[:, 0])
 
     def follow(self, lengths: Sequence[int], memory: Memory) -> None:
         """Continue after a compiled round, which has read the states of `lengths` tokens of each row."""

@@ -2,10 +2,9 @@
 
 DFlash 2 has short convolutions over the positions, and a selector that scores a position's likeliest tokens again; its
 tensors are named as in z-lab's code (github.com/z-lab/dflash). DSpark (huggingface.co/papers/2607.05147) has a bias by
-the token before, and a head that estimates acceptance; its tensors are named as in DeepSpec, the authors' code.
+the token before; its tensors are named as in DeepSpec, the authors' code.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -116,14 +115,10 @@ class DSparkConfig(DFlashConfig):
         rank: width of the Markov head; 0: it has none, and drafts as DFlash does.
         markov: its kind, of `MARKOV_HEADS`: a bias by the token before; the same, gated by the position's state; a
             recurrent state of the block.
-        confidence: it has a confidence head, which reads a position's state; confidence_reads_token: and the embedding
-            of the token before.
     """
 
     rank: int = 256
     markov: str = "vanilla"
-    confidence: bool = True
-    confidence_reads_token: bool = True
 
 
 class MarkovHead(torch.nn.Module):
@@ -166,9 +161,6 @@ class DSparkNetwork(DFlashNetwork):
     def __init__(self, config: DSparkConfig, has_embeddings: bool = False):
         super().__init__(config, has_embeddings)
         self.markov_head = MarkovHead(config) if config.rank else None
-        width = config.layer.hidden_size + config.rank * config.confidence_reads_token
-        head = torch.nn.Sequential(OrderedDict(proj=torch.nn.Linear(width, 1)))
-        self.confidence_head = head if config.confidence else None
 
     def first_state(self, rows: int) -> Memory:
         recurrent = self.markov_head is not None and self.markov_head.kind == "rnn"
@@ -181,13 +173,3 @@ class DSparkNetwork(DFlashNetwork):
             return logits, state
         bias, state = self.markov_head(hidden, before, state)
         return logits + bias, state
-
-    def confidence(self, hidden: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
-        """Return the estimated probability that the target accepts the token of each position, (B, 1) float32.
-        Arguments as for `correct`."""
-        assert self.confidence_head is not None, "stops check that there is one"
-        hidden = hidden.to(self.dtype)
-        if self.config.confidence_reads_token:
-            assert self.markov_head is not None, "configs are refused where it has none"
-            hidden = torch.cat([hidden, self.markov_head.markov_w1(before)], dim=-1)
-        return self.confidence_head(hidden).float().sigmoid()

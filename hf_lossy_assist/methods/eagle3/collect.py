@@ -17,7 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ...artifacts.files import write_bytes
 from ...drafters.networks.eagle_network import default_layers
 from ...models.hidden_state_hook import HiddenStateHook
-from ...models.introspection import base_of, blocks_of
+from ...models.introspection import base_of, blocks_of, end_tokens
 from ...setting_fields import check_bounds
 from ...terminal import show
 from ...training.jobs import SamplingSettings, check_models, continue_prompts, describe_run, refuse_blank
@@ -58,8 +58,9 @@ def collect_texts(
     resume: bool = False,
     source: str = "",
     processes: Processes | None = None,
+    written: Sequence[str] = (),
 ) -> Path:
-    """Let `target` answer `prompts`, and store the answers in the folder `out`.
+    """Let `target` answer `prompts`, and store the answers in the folder `out`. `written`: answers that it wrote before, as texts, one a prompt.
 
     Each batch of prompts is a separate file; a run that was killed and resumed gives the same files. `processes` share the batches; None: those
     that `accelerate launch` started.
@@ -68,16 +69,19 @@ def collect_texts(
     run.
     """
     refuse_blank(prompts)
+    if not all(written):
+        raise ValueError(f"prompt {list(written).index('') + 1} has no answer beside it")
     layers = settings.layers or default_layers(len(blocks_of(base_of(target)) or ()))
     HiddenStateHook(target, layers)  # refuses layers that the target does not have
     decided = asdict(settings) | {"layers": list(layers)}
-    facts = describe_run(decided, {"target": target}, tokenizer, prompts, source)
+    pairs = list(zip(prompts, written, strict=True)) if written else prompts
+    facts = describe_run(decided, {"target": target}, tokenizer, pairs, source)
     processes = Processes.started() if processes is None else processes
 
     def make(models: Models, index: int, tell: Tell) -> bytes:
         model, _, words = models
-        chosen = prompts[index * settings.batch_size : (index + 1) * settings.batch_size]
-        return safetensors.torch.save(answer(model, words, chosen, settings))
+        chosen = slice(index * settings.batch_size, (index + 1) * settings.batch_size)
+        return safetensors.torch.save(answer(model, words, prompts[chosen], settings, written[chosen]))
 
     count = -(-len(prompts) // settings.batch_size)
     with RunFolder.opened(out, RECORD, facts, resume=resume, processes=processes) as run:
@@ -87,11 +91,21 @@ def collect_texts(
 
 
 def answer(
-    target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], settings: TextSettings
+    target: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[str],
+    settings: TextSettings,
+    written: Sequence[str] = (),
 ) -> dict[str, torch.Tensor]:
     """Return the content of one file: prompts with answers, end tokens included, concatenated, and lengths."""
-    ids = [tokenizer(prompt)["input_ids"] for prompt in prompts]
-    answers = continue_prompts(target, tokenizer, ids, settings.new_tokens, settings.decoding())
+    ids, limit = [tokenizer(prompt)["input_ids"] for prompt in prompts], settings.new_tokens
+    if written:
+        ends = end_tokens(target.generation_config)
+        end = [tokenizer.eos_token_id] if tokenizer.eos_token_id in ends else []
+        answers = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in written]
+        answers = [(tokens if ends.intersection(tokens[-1:]) else tokens + end)[:limit] for tokens in answers]
+    else:
+        answers = continue_prompts(target, tokenizer, ids, limit, settings.decoding())
     texts = [prompt + new for prompt, new in zip(ids, answers, strict=True)]
     return {
         "ids": torch.tensor([token for text in texts for token in text], dtype=torch.int32),
@@ -162,7 +176,9 @@ class TextDataset:
         if shutil.disk_usage(folder).free > needed + ROOM:
             self.store = folder
         else:
-            show(f"states are read again in each epoch: storing them takes {needed / 1e9:.0f} GB, more than the disk has")
+            show(
+                f"states are read again in each epoch: storing them takes {needed / 1e9:.0f} GB, more than the disk has"
+            )
 
     @torch.no_grad()
     def _read(self, index: int, length: int) -> dict[str, torch.Tensor]:

@@ -2,9 +2,6 @@
 
 EAGLE-3's "training-time test" (§3.2, huggingface.co/papers/2503.01840): in step k the network reads its output of step k − 1 instead of the target's state,
 as it does when it drafts, and each chain attends to the target's states before its first position and to its outputs after it.
-
-DSpark (huggingface.co/papers/2607.05147): the loss of its confidence head is the cross entropy with the rate at which strict acceptance takes a token
-drawn from q: Σ min(p, q), over the tokens whose p was read.
 """
 
 from collections.abc import Iterator, Sequence
@@ -175,13 +172,7 @@ def unroll_blocks(
             logits, state = network.correct(network.lm_head(read), read, before, state)
             logits, flat = logits.float(), here.flatten()
             p, of = wanted.probs[:, at].flatten(0, 1)[flat], wanted.likely[:, at].flatten(0, 1)[flat]
-            chosen = logits[flat]
-            losses[step] = losses[step] + Wanted.cross_entropy(chosen, p, of)
-            if network.config.confidence:
-                q = chosen.detach().softmax(dim=-1).gather(-1, of)
-                sure = network.confidence(read, before)[flat, 0]
-                overlap = torch.minimum(p, q).sum(dim=-1).clamp(max=1.0)
-                losses[step] = losses[step] + torch.nn.functional.binary_cross_entropy(sure, overlap, reduction="sum")
+            losses[step] = losses[step] + Wanted.cross_entropy(logits[flat], p, of)
             counts[step] += int(here.sum())
             hit = (network.target_ids[logits.argmax(dim=-1)].view_as(here) == wanted.tokens[:, at]) & here & alive
             tried[step][:, at[here.any(dim=0)]] = (alive & here)[:, here.any(dim=0)]

@@ -56,16 +56,16 @@ def make_arms(
     compiled: bool = False,
     assisted: bool = True,
 ) -> list[Arm]:
-    """Return arms for the target alone, Transformers' assisted generation with and without its schedule, and each policy.
+    """Return arms for the target alone, Transformers' prompt lookup, its assisted generation with and without its schedule, and each policy.
 
     Args:
         draft: one, or by name; several have arms `policy with name`, each left out if it refuses the policy.
         policies: by the name to list them under.
         tokenizer: the target's; heads and profiles refuse one that they were not made with.
-        gamma: draft length of Transformers' assisted generation without its schedule.
+        gamma: draft length of Transformers' prompt lookup, and of its assisted generation without its schedule.
         capacity: tokens of the longest text; adds an arm for the target compiled with a static cache.
         compiled: add a compiled form of each policy, and from Transformers 5.24 of its assisted generation with γ tokens.
-        assisted: include Transformers' assisted generation, which has no drafters on the target's states.
+        assisted: include Transformers' two, whose assisted generation has no drafters on the target's states.
 
     Raises: `ValueError`, one line, for two arms with one name, whose figures would be mixed, and for settings in the
         target's generation config that policies do not support.
@@ -77,6 +77,9 @@ def make_arms(
         arms.append(Arm(STATIC, "target", write=make_static_writer(target, capacity), optional=True))
     drafts = draft if isinstance(draft, Mapping) else {"": draft}
     several = len(drafts) > 1
+    if assisted:
+        write = partial(stock, target, prompt_lookup_num_tokens=gamma)
+        arms.append(Arm(f"prompt lookup γ={gamma}", "assisted", write=write, optional=True))
     for label, model in drafts.items():
         if assisted and not isinstance(model, Drafter):
             suffix, fixed = (DRAFTED_BY + label) * several, {"num_assistant_tokens": gamma, **CONSTANT}

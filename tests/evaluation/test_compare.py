@@ -44,7 +44,7 @@ def test_the_demo_alone(hf_lossy, tmp_path, monkeypatch):
     assert done.code == 0 and "…" not in done.out, done
     rivals = ["assisted γ=5", "assisted γ=5 compiled"] if arms.STATIC_DRAFTS else ["assisted γ=5"]
     policies = [f"{name}{form}" for name in ("strict", "svip", "svip+fallback") for form in ("", " compiled")]
-    names = ["target", "target compiled", "assisted", *rivals, *policies]
+    names = ["target", "target compiled", "prompt lookup γ=5", "assisted", *rivals, *policies]
     lines, rows, record = read(tmp_path / "found")
     assert [row["arm"] for row in rows] == names and list(record["arms"]) == names
     assert all(row["equal"] == "2" and row["judged"] == "2" for row in rows)
@@ -85,7 +85,13 @@ def test_prompts_of_a_file_have_no_right_answers(hf_lossy, tmp_path):
     found = hf_lossy(
         "compare", "--prompts", file, "--max-new-tokens", 8, "--no-static", "--policies", "svip", "--json"
     ).json
-    assert [row["arm"] for row in found["figures"]] == ["target", "assisted", "assisted γ=5", "svip"]
+    assert [row["arm"] for row in found["figures"]] == [
+        "target",
+        "prompt lookup γ=5",
+        "assisted",
+        "assisted γ=5",
+        "svip",
+    ]
     assert all(row["right"] is None and row["prompts"] == 3 for row in found["figures"])
     assert list(found["advice"]) == ["1"]
 
@@ -118,7 +124,9 @@ def test_several_drafts_beside_the_same_target(hf_lossy, tmp_path):
     by_arm = {row["arm"]: row["draft"] for row in rows}
     names = ["demo", "exit:1", "suffix", "demo (drafter)"]
     assert {arm for arm in by_arm if arm.startswith("strict")} == {f"strict with {name}" for name in names}
-    assert by_arm.pop("target") == "" and all(arm.endswith(f" with {name}") for arm, name in by_arm.items())
+    assert not any(by_arm.pop(name) for name in ("target", "prompt lookup γ=5")) and all(
+        arm.endswith(f" with {name}") for arm, name in by_arm.items()
+    )
     assert {"assisted with demo", "assisted γ=5 with demo", "svip with demo"} < set(by_arm)
     assert all(row["equal"] == row["prompts"] == "1" for row in rows)
     assert record["drafts"] == names and record["draft exit:1"]["num_layers"] == 1
@@ -139,7 +147,8 @@ def test_a_drafter_is_measured_compiled_and_no_batch_waits_for_the_compiler(hf_l
     monkeypatch.setattr(TextWriter, "_group", lambda *args: calls.append(args[1].name) or group(*args))
     options = ("--drafter", "demo", "--policies", "strict", "--max-new-tokens", 8, "--no-static", "--json")
     figures = hf_lossy("compare", *options, "--limit", 1, "--compile").json["figures"]
-    assert [(row["arm"], row["equal"]) for row in figures] == [("target", 1), ("strict", 1), ("strict compiled", 1)]
+    names = ["target", "prompt lookup γ=5", "strict", "strict compiled"]
+    assert [(row["arm"], row["equal"]) for row in figures] == [(name, 1) for name in names]
     assert calls.count("strict compiled") == calls.count("strict") + 1 == 3  # the first compiled, and is repeated
 
 

@@ -144,8 +144,8 @@ class CompiledRounds:
         return most
 
     def compile_all(self, length: int) -> None:
-        """Compile every function that rounds may need for texts of up to `length` tokens, at each capacity of the
-        caches that they reach.
+        """Compile every function that rounds may need for texts of up to `length` tokens, at the caches' capacity for
+        the longest, which the models' later calls have from the beginning.
 
         The rows' keys and values are overwritten.
         """
@@ -154,17 +154,13 @@ class CompiledRounds:
         self.target.allocate(1)  # prompts of one token have not allocated it yet
         memory = self.draft.begin()
         self._begin_stop()
-        while True:
-            for size in self.sizes[: 1 + sum(size < longest for size in self.sizes)]:
-                limits = [min(size, longest)] * len(ones)
-                state = self._where(limits, [max(n, 1) for n in rows.cached_lengths()])
-                last = state.last.new_zeros(len(ones), 2)
-                self._decide(limits, ones, state._replace(last=last, cached=torch.ones_like(self._pads)), memory, size)
-            capacity = self.target.cache.capacity
-            if capacity > length + longest:
-                break
-            for model in (self.target, self.draft):
-                model.cache.reserve(capacity + 1)
+        for model in (self.target, self.draft):
+            model.cache.warm(length + longest)
+        for size in self.sizes[: 1 + sum(size < longest for size in self.sizes)]:
+            limits = [min(size, longest)] * len(ones)
+            state = self._where(limits, [max(n, 1) for n in rows.cached_lengths()])
+            last = state.last.new_zeros(len(ones), 2)
+            self._decide(limits, ones, state._replace(last=last, cached=torch.ones_like(self._pads)), memory, size)
         self._state = self._known = None
         if isinstance(self.call.stop, JointRun):
             self.call.stop.forget_round()

@@ -41,8 +41,8 @@ def warmup(
         target, draft: the pair, as in `generate`; a drafter on the target's hidden states, too.
         policy: any value of `lossy_policy=`.
         batch_sizes: each is compiled separately.
-        lengths: tokens of a text, prompt and new ones together; cache sizes are powers of two from 256, and each up to
-            the longest text's is compiled separately.
+        lengths: tokens of a text, prompt and new ones together. Cache sizes are powers of two from 256; the longest
+            text's is compiled, and used by all later calls of these models that compile.
         compile_config (`transformers.CompileConfig`, *optional*): how to compile; None: as with
             `cache_implementation="static"`.
         artifacts (path, *optional*): a file of `torch.compiler.save_cache_artifacts`, loaded before and written after.

@@ -54,6 +54,19 @@ def test_later_calls_compile_nothing():
     compiles_nothing((7,), draft=drafter)
 
 
+def test_longer_texts_are_not_more_graphs():
+    """The storage of the longest serves shorter ones."""
+    torch._dynamo.reset()
+    graphs = []
+    for length in (64, 700):
+        pair.cache_clear()
+        graphs.append(warm(sizes=(1,), lengths=(length,))[0].num_graphs)
+        for prompt in (7, length - 20):
+            compiles_nothing((prompt,))
+    assert graphs[0] == graphs[1] > 0
+    pair.cache_clear()
+
+
 @pytest.mark.nightly
 def test_stops_that_look_at_each_token_are_compiled_in_all_their_widths():
     stop = hla.SVIP(h=0.7, max_draft=11)

@@ -217,7 +217,9 @@ class HiddenStateModel:
         self._first: torch.Tensor | None = None  # the first step's input, if it is more than the last token
 
     def _empty_cache(self, limit: int) -> StaticRowCache:
-        return StaticRowCache(len(self.network.layers), limit + self.network.spare)
+        cache = StaticRowCache(len(self.network.layers), limit + self.network.spare)
+        cache.model = self.network
+        return cache
 
     @property
     def behind(self) -> int:

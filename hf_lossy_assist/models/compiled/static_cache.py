@@ -110,11 +110,15 @@ class BufferLease:
         self._pool.put(leased)
 
 
+_warm: WeakKeyDictionary[torch.nn.Module, int] = WeakKeyDictionary()  # by model: the capacity that `warmup` compiled
+
+
 class StaticRowCache(RowCache):
-    """A `RowCache` whose capacity is a power of two, so that blocks after texts of different lengths share one
-    shape."""
+    """A `RowCache` whose capacity is a power of two, and at least that of a `warmup`, so that blocks after texts of
+    different lengths share one shape."""
 
     lease: BufferLease | None = None  # of storage that outlives the call, where graphs rely on its addresses
+    model: torch.nn.Module  # whose it is
 
     def storage(self, key: Place, like: torch.Tensor, written: int) -> torch.Tensor:
         leased = None if self.lease is None else self.lease.take(key, like, self.capacity)
@@ -135,7 +139,12 @@ class StaticRowCache(RowCache):
                 layer.values.copy_(values)
 
     def capacity_for(self, visible: int) -> int:
-        return max(LEAST_CAPACITY, 1 << (visible - 1).bit_length())
+        return max(LEAST_CAPACITY, _warm.get(self.model, 0), 1 << (visible - 1).bit_length())
+
+    def warm(self, tokens: int) -> None:
+        """Reserve `tokens`, in later calls of the model too."""
+        self.reserve(tokens)
+        _warm[self.model] = max(self.capacity, _warm.get(self.model, 0))
 
     def reserve(self, tokens: int) -> None:
         """Make room for `tokens` in each row."""

@@ -36,6 +36,7 @@ class StaticRowModel(RowModel):
 
     def __init__(self, *args: Any, compilation: Compilation):
         super().__init__(*args)
+        self.cache.model = base_of(self.model)
         self.compilation, self.eager_because = compilation, self._why_not()
         self._signature: Signature | None = None
         self._layers: tuple[int, ...] = ()  # layers whose hidden states are kept

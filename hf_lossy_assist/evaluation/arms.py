@@ -78,8 +78,8 @@ def make_arms(
     drafts = draft if isinstance(draft, Mapping) else {"": draft}
     several = len(drafts) > 1
     if assisted:
-        write = partial(stock, target, prompt_lookup_num_tokens=gamma)
-        arms.append(Arm(f"prompt lookup γ={gamma}", "assisted", write=write, optional=True))
+        lookup = partial(stock, target, prompt_lookup_num_tokens=gamma)
+        arms.append(Arm(f"prompt lookup γ={gamma}", "assisted", write=lookup, optional=True))
     for label, model in drafts.items():
         if assisted and not isinstance(model, Drafter):
             suffix, fixed = (DRAFTED_BY + label) * several, {"num_assistant_tokens": gamma, **CONSTANT}

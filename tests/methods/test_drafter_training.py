@@ -64,9 +64,9 @@ def test_texts_are_the_targets(target, data):
 def test_answers_that_were_written_before(tmp_path, hf_lossy, skip_special_tokens, new_tokens):
     """With or without the end token in the text; one that was cut off gets none."""
     models, problems = hla.demo.load(), hla.demo.problems(3, 0, "calibration")
-    collect = ("collect", "--for", "eagle3", "--max-new-tokens", new_tokens, "--out")
+    collect, rows = ("collect", "--for", "eagle3", "--max-new-tokens", new_tokens, "--out"), []
     hf_lossy(*collect, tmp_path / "texts", "--limit", 3)
-    texts, rows = TextDataset(tmp_path / "texts", models.target), []
+    texts = TextDataset(tmp_path / "texts", models.target)
     for ids, length, problem in zip(texts.ids, texts.prompts, problems, strict=True):
         answer = models.tokenizer.decode(ids[length:], skip_special_tokens=skip_special_tokens)
         rows.append(json.dumps({"prompt": problem.prompt, "continuation": answer}))

@@ -103,7 +103,7 @@ def test_a_cache_that_grows_and_loses_rows_reuses_its_storage():
     texts = torch.randn(3, 2, 300, 4)
     for _ in range(2):
         cache = StaticRowCache(LAYERS, limit=400)
-        cache.lease = BufferLease(owner, LAYERS)
+        cache.lease, cache.model = BufferLease(owner, LAYERS), owner
         for start, end in ((0, 200), (200, 300)):
             cache.plan([start] * len(texts), end - start, texts.device)
             for layer in cache.layers:

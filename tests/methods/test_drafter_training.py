@@ -109,9 +109,6 @@ def test_what_is_trained_is_what_is_drafted(target, data, monkeypatch, kind):
                 p = torch.zeros(len(logits)).scatter_(0, batch.likely[row, at], batch.probs[row, at])
                 p, q = p[network.target_ids], logits[network.target_ids].log_softmax(-1)
                 loss[step] -= (p * q).sum()
-                if kind != "eagle3":
-                    overlap, sure = torch.minimum(p, q.exp()).sum().clamp(max=1.0), model.confidence()[0, 0]
-                    loss[step] -= overlap * sure.log() + (1 - overlap) * (1 - sure).log()
                 places[step] += 1
                 tried[step] += alive
                 alive = alive and int(logits.argmax()) == wanted

@@ -23,7 +23,7 @@ def test_the_form_itself():
         (SVIP(h=0.4), {"name": "svip", "h": 0.4, "c": 0.15, "form": "bound", "max_draft": 40}),
         (Constant(7), {"name": "constant", "gamma": 7}),
         (Heuristic(), {"name": "heuristic", "initial": 5, "max_draft": 40}),
-        (hla.Confidence(), {"name": "confidence", "threshold": 0.4, "max_draft": 20, "reads": "probability"}),
+        (hla.Confidence(), {"name": "confidence", "threshold": 0.4, "max_draft": 20}),
     ):
         assert LossyPolicy(stop=stop).to_dict() == {"stop": form}
 

@@ -57,7 +57,7 @@ def state_head() -> hla.Head:
 
 
 SHY = {
-    "name": "confidence", "threshold": 0.3, "max_draft": 20, "reads": "probability",
+    "name": "confidence", "threshold": 0.3, "max_draft": 20,
 }  # in the forms of stops around it  # fmt: skip
 
 CASES = {
@@ -70,7 +70,7 @@ CASES = {
         longest=None, state=True,
     ),
     "confidence": Case(
-        hla.Confidence(0.17, 9), {"name": "confidence", "threshold": 0.17, "max_draft": 9, "reads": "probability"},
+        hla.Confidence(0.17, 9), {"name": "confidence", "threshold": 0.17, "max_draft": 9},
         longest=hla.Confidence(0.0, 6), state=False,
     ),
     "svip": Case(

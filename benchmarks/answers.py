@@ -3,6 +3,7 @@
     python benchmarks/answers.py --data-dir DATA --out answers.jsonl
     hf-lossy collect --for eagle3 --model M --prompts answers.jsonl --written --chat --dtype int8 --out texts
 
+Two of Spec-Bench's questions are rows 303 and 347 of GSM8K's test part: measure on others.
 DATA: a folder with gsm8k/train.jsonl (the first 2000 of GSM8K's training part) and spec_bench/dev.jsonl (Spec-Bench's, first turns).
 """
 
@@ -22,10 +23,10 @@ def main() -> None:
     args = parser.parse_args()
     with lzma.open(STORED, "rt", encoding="utf-8") as file:
         answers = [json.loads(line) for line in file]
-    rows = {
-        name: (args.data_dir / name).read_text(encoding="utf-8").splitlines()
-        for name in {row["file"] for row in answers}
-    }
+    files = {answer["file"]: args.data_dir / answer["file"] for answer in answers}
+    if missing := [str(file) for file in files.values() if not file.is_file()]:
+        parser.error(f"--data-dir: there is no {missing[0]}")
+    rows = {name: file.read_text(encoding="utf-8").splitlines() for name, file in files.items()}
     with args.out.open("w", encoding="utf-8") as out:
         for answer in answers:
             row = json.loads(rows[answer["file"]][answer["row"]])

@@ -1,7 +1,7 @@
 """Load what options name: target, draft, companion, policies, servers, prompts."""
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -10,7 +10,7 @@ import hf_lossy_assist as hla
 
 from .. import policy, server
 from ..registry import Names, find_entry
-from ..tasks.prompts import PromptText, read_texts
+from ..tasks.prompts import CONTINUATIONS, PromptText, read_texts
 from ..validation import DEMO, nearest, one_line, shown
 from ._options import INT8, DraftOptions, LoadOptions, ModelOptions
 
@@ -189,10 +189,12 @@ def with_template(tokenizer: "PreTrainedTokenizerBase", prompts: list[str]) -> l
     return texts
 
 
-def read_prompt_texts(prompts: str, limit: int | None, demo_limit: int, seed: int) -> tuple[list[PromptText], str]:
-    """Read `--prompts`, and their name for records. The demo's are problems used neither in training the models nor in tests."""
+def read_prompt_texts(
+    prompts: str, limit: int | None, demo_limit: int, seed: int, names: Sequence[str] = CONTINUATIONS
+) -> tuple[list[PromptText], str]:
+    """Read `--prompts`, with continuations under one of `names`, and their name for records. The demo's are problems used neither in training the models nor in tests."""
     if prompts != DEMO:
-        return read_texts(prompts, limit), Path(prompts).name
+        return read_texts(prompts, limit, names), Path(prompts).name
     problems = hla.demo.problems(demo_limit if limit is None else limit, seed, "calibration")
     return [PromptText(p.prompt, p.solution) for p in problems], name_demo_source(seed)
 

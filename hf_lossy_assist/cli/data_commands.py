@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from .. import methods, tasks, training
 from ..artifacts.files import read_object
-from ..tasks.prompts import PromptText
+from ..tasks.prompts import CONTINUATIONS, PromptText
 from ..terminal import show
 from ..validation import MOST, MOST_NEW_TOKENS, MOST_ROWS, MOST_THREADS, nearest, require
 from . import _models, _options
@@ -45,7 +45,7 @@ def collect_command(
     answered: Annotated[
         bool,
         "--written",
-        "for eagle3: the file has the target's answers too, such as a server's log; they are not written again",
+        "for eagle3: --prompts, such as a server's log, has the target's answers too, as `continuation`",
     ] = False,
     limit: Annotated[int | None, (1, MOST), "most prompts to use (default: all; 64 of the demo)"] = None,
     max_new_tokens: Annotated[
@@ -99,7 +99,8 @@ def collect_command(
         do_sample=do_sample, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed
     )
     _options.check_source(prompts, models.model)
-    texts, source = _models.read_prompt_texts(prompts, limit, _options.DEMO_PROMPTS, seed)
+    names = CONTINUATIONS[:1] if answered else CONTINUATIONS  # `answer` and `reference` are a person's
+    texts, source = _models.read_prompt_texts(prompts, limit, _options.DEMO_PROMPTS, seed, names)
     new_tokens = (ROW if for_head else ANSWER) if max_new_tokens is None else max_new_tokens
     common: dict[str, Any] = asdict(sampling) | {"new_tokens": new_tokens, "batch_size": batch_size}
     settings: Any

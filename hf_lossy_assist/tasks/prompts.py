@@ -1,7 +1,7 @@
 """Rows of prompts and problems in files, and the prompts in them."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import islice
@@ -122,15 +122,15 @@ def read_prompts(path: str | Path, limit: int | None = None) -> list[str]:
     return [text.prompt for text in read_texts(path, limit)]
 
 
-def read_texts(path: str | Path, limit: int | None = None) -> list[PromptText]:
-    """Read prompts, see `read_prompts`, with each row's `continuation`, `answer` (GSM8K) or first `reference` (Spec-Bench), if it has one."""
-    texts = [text for text in islice(filter(None, map(_read_text, read_rows(path))), limit)]
+def read_texts(path: str | Path, limit: int | None = None, names: Sequence[str] = CONTINUATIONS) -> list[PromptText]:
+    """Read prompts, see `read_prompts`, with each row's continuation under the first of `names` that it has: `answer` is GSM8K's, `reference` Spec-Bench's."""
+    texts = list(islice(filter(None, (_read_text(row, names) for row in read_rows(path))), limit))
     if not texts:
         raise ValueError(f"{path} holds no prompts: no conversation has a question")
     return texts
 
 
-def _read_text(row: Row) -> PromptText | None:
+def _read_text(row: Row, names: Sequence[str]) -> PromptText | None:
     if CONVERSATION in row.values:
         return _find_first_turn(row)
     prompt = row.text(*FIELDS)
@@ -138,7 +138,7 @@ def _read_text(row: Row) -> PromptText | None:
         raise ValueError(
             f"{row.where}: SPEED-Bench's placeholder in place of a prompt: fill the file in with prepare_data.py of NVIDIA's specdec_bench"
         )
-    return PromptText(prompt, row.optional(*CONTINUATIONS, numbers=False), _find_limits(row))
+    return PromptText(prompt, row.optional(*names, numbers=False), _find_limits(row))
 
 
 def _find_limits(row: Row) -> dict[str, object] | None:

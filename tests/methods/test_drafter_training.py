@@ -75,8 +75,11 @@ def test_answers_that_were_written_before(tmp_path, hf_lossy, skip_special_token
     assert hf_lossy(*collect, tmp_path / "read", "--prompts", file, "--written").code == 0
     read = TextDataset(tmp_path / "read", models.target)
     assert read.prompts == texts.prompts and all(a.equal(b) for a, b in zip(read.ids, texts.ids, strict=True))
-    file.write_text('{"prompt": "Tom has"}')
-    assert "prompt 1 has no answer" in hf_lossy(*collect, tmp_path / "none", "--prompts", file, "--written").line
+    file.write_text('{"question": "Tom has", "answer": "a person\'s"}')
+    assert (
+        "prompt 1 has no answer of the target"
+        in hf_lossy(*collect, tmp_path / "none", "--prompts", file, "--written").line
+    )
 
 
 @torch.no_grad()

@@ -60,7 +60,9 @@ def collect_texts(
     processes: Processes | None = None,
     written: Sequence[str] = (),
 ) -> Path:
-    """Let `target` answer `prompts`, and store the answers in the folder `out`. `written`: answers that it wrote before, as texts, one a prompt.
+    """Let `target` answer `prompts`, and store the answers in the folder `out`.
+
+    `written`: answers that it wrote before, as texts, one a prompt. One of fewer than `settings.new_tokens` tokens has ended, with an end token or not.
 
     Each batch of prompts is a separate file; a run that was killed and resumed gives the same files. `processes` share the batches; None: those
     that `accelerate launch` started.
@@ -70,7 +72,9 @@ def collect_texts(
     """
     refuse_blank(prompts)
     if not all(written):
-        raise ValueError(f"prompt {list(written).index('') + 1} has no answer beside it")
+        raise ValueError(
+            f"prompt {list(written).index('') + 1} has no answer of the target beside it, a `continuation`"
+        )
     layers = settings.layers or default_layers(len(blocks_of(base_of(target)) or ()))
     HiddenStateHook(target, layers)  # refuses layers that the target does not have
     decided = asdict(settings) | {"layers": list(layers)}
@@ -173,7 +177,8 @@ class TextDataset:
         tokens = sum(min(len(ids), longest) for ids in self.ids)
         needed = tokens * sum(tensor[0].nbytes for tensor in self._read(0, 2).values())
         folder.mkdir(exist_ok=True)
-        if shutil.disk_usage(folder).free > needed + ROOM:
+        stored = sum(file.stat().st_size for file in folder.glob("*.safetensors"))  # by the run that is resumed
+        if shutil.disk_usage(folder).free + stored > needed + ROOM:
             self.store = folder
         else:
             show(

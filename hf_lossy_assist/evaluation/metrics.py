@@ -22,8 +22,8 @@ class ArmMetrics:
     Args:
         tokens_per_second: new tokens of all rows, with an interval over the batches of prompts.
         of_target: speed relative to the target on the same prompts. of_target_all: with an interval that holds for all arms of
-            the batch size at once (Bonferroni), for choosing among them. of_assisted: relative to the faster form of Transformers'
-            assisted generation, if one was measured.
+            the batch size at once (Bonferroni), for choosing among them. of_assisted: relative to the fastest of
+            Transformers' arms with drafts, if one was measured.
         first_token: median seconds until the first new token of a single prompt; None in batches.
         tokens_per_target_call: of one row.
         acceptance: accepted ÷ verified drafted tokens; None if not reported.

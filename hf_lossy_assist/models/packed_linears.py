@@ -213,8 +213,7 @@ class Int8Linear(PackedLinear):
 
     A token's result is the same to the bit whatever else the batch contains, since integer sums do not depend on the
     order. 8-bit activations would keep that, but not the texts: attention rounds a little differently in a block than
-    for one token, and coarse steps amplify the last bits. PyTorch's kernel for int8 weights with bfloat16 activations
-    takes several times as long (docs/log.md).
+    for one token, and coarse steps amplify the last bits.
     """
 
     # of the upper half on either side of zero: with 8 bits, sums of two products overflow on CPUs without VNNI
@@ -236,7 +235,7 @@ class Int8Linear(PackedLinear):
 
     @property
     def weight(self) -> torch.Tensor:
-        """Return the weights in float32, for models that also read a layer's weights directly."""
+        """Return the weights in float32, for models that read a layer's weights directly."""
         return torch.ops.quantized.linear_unpack(self.weights.packed)[0].dequantize()
 
     @classmethod

@@ -132,7 +132,9 @@ def read_texts(path: str | Path, limit: int | None = None, names: Sequence[str] 
 
 def _read_text(row: Row, names: Sequence[str]) -> PromptText | None:
     if CONVERSATION in row.values:
-        return _find_first_turn(row)
+        turn = _find_first_turn(row)
+        # The reply in a conversation is another model's, hence no `continuation`.
+        return turn if turn is None or names == CONTINUATIONS else turn._replace(continuation=row.optional(*names))
     prompt = row.text(*FIELDS)
     if prompt.startswith(PLACEHOLDER):
         raise ValueError(

@@ -23,6 +23,7 @@ from hf_lossy_assist.models.packed_linears import quantised
 
 
 PROMPTS = [f"w{3 + i} w{7 + i % 5} w{11 + 2 * i}" for i in range(20)]
+TALK = [{"from": "human", "value": "Tom has"}, {"from": "gpt", "value": "another model's"}]
 SETTINGS = TextSettings(new_tokens=16, layers=(0, 1, 2), batch_size=6)
 SHORT = DrafterFitSettings(
     steps=3, epochs=2, batch_size=5, vocabulary=30, likely=60, save_every=3, held_out=0.2, intermediate_size=48
@@ -62,24 +63,22 @@ def test_texts_are_the_targets(target, data):
 @pytest.mark.full
 @pytest.mark.parametrize("skip_special_tokens, new_tokens", [(False, 60), (True, 60), (True, 40)])
 def test_answers_that_were_written_before(tmp_path, hf_lossy, skip_special_tokens, new_tokens):
-    """With or without the end token in the text; one that was cut off gets none."""
+    """With or without the end token in the text, and what follows it; one that was cut off gets none."""
     models, problems = hla.demo.load(), hla.demo.problems(3, 0, "calibration")
     collect, rows = ("collect", "--for", "eagle3", "--max-new-tokens", new_tokens, "--out"), []
     hf_lossy(*collect, tmp_path / "texts", "--limit", 3)
     texts = TextDataset(tmp_path / "texts", models.target)
-    for ids, length, problem in zip(texts.ids, texts.prompts, problems, strict=True):
-        answer = models.tokenizer.decode(ids[length:], skip_special_tokens=skip_special_tokens)
-        rows.append(json.dumps({"prompt": problem.prompt, "continuation": answer}))
+    for ids, begin, problem in zip(texts.ids, texts.prompts, problems, strict=True):
+        answer = models.tokenizer.decode(ids[begin:], skip_special_tokens=skip_special_tokens)
+        rows.append(json.dumps({"prompt": problem.prompt, "continuation": answer + "\n" * answer.endswith("<eos>")}))
     assert all((ids[-1] == models.tokenizer.eos_token_id) == (new_tokens == 60) for ids in texts.ids)
     (file := tmp_path / "log.jsonl").write_text("\n".join(rows))
-    assert hf_lossy(*collect, tmp_path / "read", "--prompts", file, "--written").code == 0
+    hf_lossy(*collect, tmp_path / "read", "--prompts", file, "--written")
     read = TextDataset(tmp_path / "read", models.target)
     assert read.prompts == texts.prompts and all(a.equal(b) for a, b in zip(read.ids, texts.ids, strict=True))
-    file.write_text('{"question": "Tom has", "answer": "a person\'s"}')
-    assert (
-        "prompt 1 has no answer of the target"
-        in hf_lossy(*collect, tmp_path / "none", "--prompts", file, "--written").line
-    )
+    for row in ({"question": "Tom", "answer": "a person's"}, {"conversations": TALK}):
+        file.write_text(json.dumps(row))
+        assert "1 has no answer of the" in hf_lossy(*collect, tmp_path / "no", "--prompts", file, "--written").line
 
 
 @torch.no_grad()

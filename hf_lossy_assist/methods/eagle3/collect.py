@@ -62,7 +62,7 @@ def collect_texts(
 ) -> Path:
     """Let `target` answer `prompts`, and store the answers in the folder `out`.
 
-    `written`: answers that it wrote before, as texts, one a prompt. One of fewer than `settings.new_tokens` tokens has ended, with an end token or not.
+    `written`: answers that it wrote before, as texts, one a prompt, up to the first end token. One of fewer than `settings.new_tokens` tokens has ended.
 
     Each batch of prompts is a separate file; a run that was killed and resumed gives the same files. `processes` share the batches; None: those
     that `accelerate launch` started.
@@ -106,8 +106,13 @@ def answer(
     if written:
         ends = end_tokens(target.generation_config)
         end = [tokenizer.eos_token_id] if tokenizer.eos_token_id in ends else []
-        answers = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in written]
-        answers = [(tokens if ends.intersection(tokens[-1:]) else tokens + end)[:limit] for tokens in answers]
+        answers = []
+        for begin, prompt, text in zip(ids, prompts, written, strict=True):
+            tokens = tokenizer(prompt + text)["input_ids"]  # a space may be put before each text
+            whole = tokens[: (n := len(begin))] == begin
+            tokens = tokens[n:] if whole else tokenizer(text, add_special_tokens=False)["input_ids"]
+            stop = next((n for n, token in enumerate(tokens, 1) if token in ends), None)
+            answers.append((tokens + end if stop is None else tokens[:stop])[:limit])
     else:
         answers = continue_prompts(target, tokenizer, ids, limit, settings.decoding())
     texts = [prompt + new for prompt, new in zip(ids, answers, strict=True)]
@@ -176,13 +181,13 @@ class TextDataset:
         """Store in `folder` what is read of each text, for later epochs and a resumed run, if the disk has room for all."""
         tokens = sum(min(len(ids), longest) for ids in self.ids)
         needed = tokens * sum(tensor[0].nbytes for tensor in self._read(0, 2).values())
-        folder.mkdir(exist_ok=True)
-        stored = sum(file.stat().st_size for file in folder.glob("*.safetensors"))  # by the run that is resumed
+        folder.mkdir(parents=True, exist_ok=True)
+        stored = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
         if shutil.disk_usage(folder).free + stored > needed + ROOM:
             self.store = folder
         else:
             show(
-                f"states are read again in each epoch: storing them takes {needed / 1e9:.0f} GB, more than the disk has"
+                f"states are read again in each epoch: storing them takes {needed / 1e9:.2g} GB, more than the disk has"
             )
 
     @torch.no_grad()
@@ -190,7 +195,8 @@ class TextDataset:
         """Return the first `length` tokens of a text, with the target's states in bfloat16 and likeliest next tokens."""
         ids, file = self.ids[index][:length], None if self.store is None else self.store / f"{index}.safetensors"
         if file is not None and file.exists():
-            return safetensors.torch.load_file(file)
+            with name_unreadable(file):
+                return {name: tensor[:length] for name, tensor in safetensors.torch.load_file(file).items()}
         with self._hook:
             logits = self.target(ids[None].to(self.target.device), use_cache=False).logits[0].float()
             states = self._hook.take_states()

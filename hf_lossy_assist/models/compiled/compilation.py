@@ -88,8 +88,9 @@ class Compilation:
 TRUSTED = ("torch.nn.", "transformers.", __package__.partition(".")[0] + ".")
 PLAIN = frozenset([bool, int, float, str, type(None), torch.dtype, torch.device])
 # Transformers leaves its hooks on a model that once returned hidden states; they do nothing until these are requested
-# again.
-CAPTURING, INSTALLED = "transformers.utils.output_capturing", "_output_capturing_hooks_installed"
+# again. No forward reads these attributes.
+CAPTURING = "transformers.utils.output_capturing"
+LEFT = {"_output_capturing_hooks_installed", "_previous_max_cache_length"}
 PACKED = "its weights are packed by PyTorch's own quantisation, into which torch.compile cannot look"
 
 
@@ -113,9 +114,9 @@ class Signature(NamedTuple):
             attrs = module.__dict__  # attributes of modules take microseconds
             kind, children = type(module), attrs["_modules"]
             state += (kind, kind.forward, "forward" in attrs, *children)
-            state += [value for name, value in attrs.items() if type(value) in PLAIN and name != INSTALLED]
+            state += [value for name, value in attrs.items() if type(value) in PLAIN and name not in LEFT]
             for tensors in (attrs["_parameters"], attrs["_buffers"]):
-                # A graph reads a tensor that occurs twice from its first place only.
+                # A graph reads a tensor that occurs twice from its first place.
                 state += [
                     None if x is None else (indices.setdefault(id(x), len(indices)), _layout(x))
                     for x in tensors.values()

@@ -109,8 +109,9 @@ def answer(
         answers = []
         for begin, prompt, text in zip(ids, prompts, written, strict=True):
             tokens = tokenizer(prompt + text)["input_ids"]  # a space may be put before each text
-            whole = tokens[: (n := len(begin))] == begin
-            tokens = tokens[n:] if whole else tokenizer(text, add_special_tokens=False)["input_ids"]
+            size = len(begin)
+            whole = tokens[:size] == begin
+            tokens = tokens[size:] if whole else tokenizer(text, add_special_tokens=False)["input_ids"]
             stop = next((n for n, token in enumerate(tokens, 1) if token in ends), None)
             answers.append((tokens + end if stop is None else tokens[:stop])[:limit])
     else:

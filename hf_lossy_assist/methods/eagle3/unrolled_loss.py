@@ -70,10 +70,8 @@ def unroll(network: Eagle3Network, embedding: torch.nn.Module, batch: TextBatch,
     wanted, index, probs, first, last = Wanted.of(network, batch)
     positions = torch.arange(pairs, device=device)
     cache, alive = DynamicCache(), torch.ones_like(wanted, dtype=torch.bool)
-    begin, answers = (
-        0,
-        min(int(first.clamp(min=0).min()), pairs - 1),
-    )  # later steps read no prompt: no chain begins in it
+    answers = min(int(first.clamp(min=0).min()), pairs - 1)
+    begin = 0  # of later steps `answers`: no chain begins in a prompt
     for step in range(steps):
         masks = [_make_mask(pairs, step, begin, device, states.dtype)] * len(network.layers)
         output, normed = network(embeds[:, begin:], states, positions[None, begin:], masks, cache)

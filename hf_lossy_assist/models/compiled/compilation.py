@@ -88,9 +88,9 @@ class Compilation:
 TRUSTED = ("torch.nn.", "transformers.", __package__.partition(".")[0] + ".")
 PLAIN = frozenset([bool, int, float, str, type(None), torch.dtype, torch.device])
 # Transformers leaves its hooks on a model that once returned hidden states; they do nothing until these are requested
-# again. No forward reads these attributes.
+# again.
 CAPTURING = "transformers.utils.output_capturing"
-LEFT = {"_output_capturing_hooks_installed", "_previous_max_cache_length"}
+LEFT = {"_output_capturing_hooks_installed", "_previous_max_cache_length"}  # on a model; no forward reads them
 PACKED = "its weights are packed by PyTorch's own quantisation, into which torch.compile cannot look"
 
 

@@ -78,10 +78,7 @@ class Certificate:
             raise ValueError(f"{folder / CERTIFICATE}: {one_line(error)}") from None
 
     def doubts(
-        self,
-        models: Mapping[str, PreTrainedModel | None],
-        decoding: Mapping[str, Any],
-        fingerprint: str | None = None,
+        self, models: Mapping[str, PreTrainedModel | None], decoding: Mapping[str, Any], fingerprint: str | None = None
     ) -> list[str]:
         """Return the differences from the run that the certificate is for, one line each.
 

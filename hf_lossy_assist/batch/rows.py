@@ -300,11 +300,7 @@ class Rows:
         return out
 
     def insert(
-        self,
-        slots: Sequence[int],
-        row_ids: Sequence[int],
-        prompts: Sequence[Sequence[int]],
-        ends: Sequence[RowEnds],
+        self, slots: Sequence[int], row_ids: Sequence[int], prompts: Sequence[Sequence[int]], ends: Sequence[RowEnds]
     ) -> None:
         """Put rows `row_ids` of the call, which begin with `prompts`, at batch indices `slots`, some of which may be
         new."""

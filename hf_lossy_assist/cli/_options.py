@@ -9,17 +9,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from ..setting_fields import Setting, read_setting
-from ..validation import (
-    DEMO,
-    EXIT,
-    MOST,
-    MOST_FACTOR,
-    MOST_NEW_TOKENS,
-    MOST_ROWS,
-    SUFFIX,
-    check_int,
-    shown,
-)
+from ..validation import DEMO, EXIT, MOST, MOST_FACTOR, MOST_NEW_TOKENS, MOST_ROWS, SUFFIX, check_int, shown
 
 
 DEMO_PROMPTS = 64  # of `--prompts demo` without --limit
@@ -85,11 +75,7 @@ class DraftOptions:
     """Names of the target and of the drafts that are compared."""
 
     model: Model = None
-    assistants: Annotated[
-        list[str] | None,
-        "--assistant",
-        f"draft model: {DRAFTS}; repeatable",
-    ] = None
+    assistants: Annotated[list[str] | None, "--assistant", f"draft model: {DRAFTS}; repeatable"] = None
     drafter: Trained = None
 
     @property

@@ -191,12 +191,7 @@ def fit_dspark_command(
 
 
 def _fit_drafter(
-    data: Path,
-    out: Path,
-    model: str | None,
-    settings: DrafterFitSettings,
-    resume: bool,
-    loading: _options.LoadOptions,
+    data: Path, out: Path, model: str | None, settings: DrafterFitSettings, resume: bool, loading: _options.LoadOptions
 ) -> None:
     """Train a drafter into `out`, and print its figures."""
     require("this command", "accelerate", "jinja2")

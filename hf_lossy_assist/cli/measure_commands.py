@@ -77,9 +77,7 @@ def compare_command(
     longest = max(len(ids) for ids in loaded[2](texts)["input_ids"])
     capacity = longest + max_new_tokens if static and not left_out else None
 
-    def make(
-        loaded: "evaluation.arms.Loaded",
-    ) -> "tuple[evaluation.writer.TextWriter, list[evaluation.arms.Arm]]":
+    def make(loaded: "evaluation.arms.Loaded") -> "tuple[evaluation.writer.TextWriter, list[evaluation.arms.Arm]]":
         target, drafts, tokenizer = loaded
         arms = evaluation.arms.make_arms(
             target, drafts, chosen, tokenizer=tokenizer, gamma=gamma, capacity=capacity, compiled=compile_rounds

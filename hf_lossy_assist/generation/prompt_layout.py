@@ -58,11 +58,7 @@ class PromptLayout:
 
     @classmethod
     def of(
-        cls,
-        model: PreTrainedModel,
-        input_ids: torch.Tensor,
-        inputs: Mapping[str, Any],
-        config: GenerationConfig,
+        cls, model: PreTrainedModel, input_ids: torch.Tensor, inputs: Mapping[str, Any], config: GenerationConfig
     ) -> "PromptLayout":
         """Lay out `input_ids` (B, n) and the `inputs` that `generate` prepared with them, and with its `config`."""
         name, out, ids, unknown = mask_name(model), dict(inputs), input_ids, None
@@ -183,10 +179,7 @@ def prompt_for(model: PreTrainedModel, target: PreTrainedModel, rows: Rows) -> P
 
 
 def attach_prompt(
-    model: PreTrainedModel,
-    rows: Rows,
-    model_kwargs: Mapping[str, object],
-    arguments: Mapping[str, object] | None,
+    model: PreTrainedModel, rows: Rows, model_kwargs: Mapping[str, object], arguments: Mapping[str, object] | None
 ) -> None:
     """Set the target's prompt in `rows`, if it has more than text.
 

@@ -16,12 +16,7 @@ from types import FrameType
 from typing import Any
 
 import torch
-from transformers import (
-    GenerationMixin,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    StoppingCriteriaList,
-)
+from transformers import GenerationMixin, PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteriaList
 from transformers.generation import StopStringCriteria, logits_process
 from transformers.generation.streamers import BaseStreamer
 

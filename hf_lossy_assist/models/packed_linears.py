@@ -35,9 +35,7 @@ _library = torch.library.Library("hf_lossy_assist", "DEF")
 _library.define("packed_linear(Tensor x, int product, int features) -> Tensor")
 _library.impl("packed_linear", lambda x, product, features: _products[product](x), "CPU")
 torch.library.register_fake(
-    "hf_lossy_assist::packed_linear",
-    lambda x, product, features: x.new_empty((*x.shape[:-1], features)),
-    lib=_library,
+    "hf_lossy_assist::packed_linear", lambda x, product, features: x.new_empty((*x.shape[:-1], features)), lib=_library
 )
 
 

@@ -91,13 +91,7 @@ class RowModel:
 
     cache_type = RowCache
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        rows: int,
-        limit: int,
-        vocabulary: int | None = None,
-    ):
+    def __init__(self, model: PreTrainedModel, rows: int, limit: int, vocabulary: int | None = None):
         """Take `limit`: the most tokens of a row; `vocabulary`: the target's size, if it may be larger than this
         model's."""
         self.model, self.facts = model, facts_of(model)

@@ -134,7 +134,7 @@ def _read_text(row: Row, names: Sequence[str]) -> PromptText | None:
     if CONVERSATION in row.values:
         turn = _find_first_turn(row)
         # The reply in a conversation is another model's, hence no `continuation`.
-        return turn if turn is None or names == CONTINUATIONS else turn._replace(continuation=row.optional(*names))
+        return turn if turn is None or names == CONTINUATIONS else turn._replace(continuation=None)
     prompt = row.text(*FIELDS)
     if prompt.startswith(PLACEHOLDER):
         raise ValueError(

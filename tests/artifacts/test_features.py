@@ -119,8 +119,7 @@ def test_bad_specs_and_loops_that_hand_no_states_on_are_refused():
         )
     with pytest.raises(ValueError, match="HeadStop reads what a draft model computes"):
         assisted(target, one, None, stop, prompt_lookup_num_tokens=2)
-    with pytest.raises(ValueError, match="is itself a draft stop"):
-        assisted(target, one, draft, stop, assistant_confidence_threshold=0.2)
+    refused(lambda: assisted(target, one, draft, stop, assistant_confidence_threshold=0.2), "is itself a draft stop")
 
 
 # -- inside the engine ----------------------------------------------------------------------------------------------------

@@ -135,11 +135,7 @@ def test_the_distribution_of_texts(name):
     assert distance < 1e-6 and max(runner.widths) > 1
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [{"rank": 4, "markov": "gated"}, {"rank": 0}],
-    ids=["gated", "DFlash"],
-)
+@pytest.mark.parametrize("flags", [{"rank": 4, "markov": "gated"}, {"rank": 0}], ids=["gated", "DFlash"])
 def test_deepspecs_form(tmp_path, flags):
     net = network(small.llama(layers=3), from_anchor=True, layers=2, **flags)
     weights = deepspec(tmp_path, net)

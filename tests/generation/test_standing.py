@@ -144,8 +144,7 @@ def test_a_call_that_cannot_be_served_is_left_to_transformers_with_one_warning(t
     torch.manual_seed(5)
     expected = GenerationMixin.generate(target, **settings)
     hla.enable(target, draft, "svip", strict=True)
-    with pytest.raises(ValueError, match=r"^lossy_policy [^\n]*$"):
-        target.generate(**settings)
+    refused(lambda: target.generate(**settings), r"^lossy_policy [^\n]*$")
     hla.enable(target, draft, "svip")
     torch.manual_seed(5)
     with pytest.warns(UserWarning, match=r"^Transformers' own generate wrote this text[^\n]*$") as found:
@@ -211,8 +210,7 @@ def test_an_error_behind_the_first_round_comes_out(target, draft):
         return torch.zeros(len(ids), dtype=torch.bool)
 
     hla.enable(target, draft)
-    with pytest.raises(ValueError, match="the caller's own"):
-        target.generate(**one(), **ENDS, stopping_criteria=[ends])
+    refused(lambda: target.generate(**one(), **ENDS, stopping_criteria=[ends]), "the caller's own")
     assert hla.reports(target) == []
 
 

@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from support import small
 from support.commands import prompts_file
 from support.refusals import refused
+from support.tokenizers_by_kind import KINDS, STOP, build_tokenizer
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.drafters.networks.base import HiddenStateModel
@@ -79,6 +80,26 @@ def test_answers_that_were_written_before(tmp_path, hf_lossy, skip_special_token
     for row in ({"question": "Tom", "answer": "a person's"}, {"conversations": TALK}):
         file.write_text(json.dumps(row))
         assert "1 has no answer of the" in hf_lossy(*collect, tmp_path / "no", "--prompts", file, "--written").line
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("end", ["", "</s>"])  # in another answer: then one without was cut off
+def test_written_answers_of_each_kind_of_tokenizer(tmp_path, kind, end):
+    tokenizer, target = build_tokenizer(kind), small.llama()
+    target.generation_config.eos_token_id = last = tokenizer.eos_token_id
+    given = (target, tokenizer, [f"The{STOP}", "The"], tmp_path / "texts", TextSettings(layers=(0, 1)))
+    read = TextDataset(collect_texts(*given, written=[f"is{end}", " is"]), target)
+    whole = [tokenizer(f"The{STOP}is").input_ids + [last], tokenizer("The is").input_ids + [last] * (not end)]
+    assert [ids.tolist() for ids in read.ids] == whole
+
+
+def test_stored_states_of_other_texts_are_read_again(target, data, tmp_path):
+    one, other = TextDataset(data, target, 60), TextDataset(data, target, 60)
+    one.ids.reverse()
+    for texts, longest in ((one, 9), (one, 100), (other, 100)):
+        texts.store_in(tmp_path, longest)
+        texts.batch([0], longest)
+        assert texts.batch([0], longest).ids[0].equal(texts.ids[0][:longest])
 
 
 @torch.no_grad()
@@ -183,10 +204,6 @@ def test_accepted_tokens_of_texts_that_are_shorter_than_a_chain():
     assert count_calls([3, 0, 1], -1, 2) == 2 and count_calls([0, 0, 1], 0, 2) == 3 and count_calls([0], 1, 0) == 0
 
 
-class Killed(Exception):
-    pass
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize("steps", [3, 5])
 def test_a_killed_run_goes_on_to_the_same_weights(target, data, tmp_path, monkeypatch, steps):
@@ -196,13 +213,13 @@ def test_a_killed_run_goes_on_to_the_same_weights(target, data, tmp_path, monkey
 
     def killed(self, *args, **kwargs):
         if len(seen) == steps:
-            raise Killed
+            raise KeyboardInterrupt
         seen.append(1)
         return original(self, *args, **kwargs)
 
     with monkeypatch.context() as patch:
         patch.setattr(torch.optim.AdamW, "step", killed)
-        with pytest.raises(Killed):
+        with pytest.raises(KeyboardInterrupt):
             fit_drafter(target, data, tmp_path / "again", SHORT)
     assert not (tmp_path / "again").exists()
     refused(lambda: fit_drafter(target, data, tmp_path / "again", SHORT), "unfinished run: pass --resume")

@@ -114,8 +114,7 @@ def test_an_unregistered_rule_works(monkeypatch):
             do_sample=True, max_new_tokens=12, eos_token_id=tiny.NEVER_EMITTED, return_dict_in_generate=True,
         )  # fmt: skip
     assert out.speculation.draft_acceptance_rate == 1.0 and out.speculation.num_lossy_accepts > 0
-    with pytest.raises(ValueError, match="Unregistered has no name"):
-        LossyPolicy(rule=Unregistered()).to_dict()
+    refused(lambda: LossyPolicy(rule=Unregistered()).to_dict(), "Unregistered has no name")
 
 
 def test_a_name_is_no_folder(tmp_path, monkeypatch):
@@ -193,5 +192,4 @@ def test_a_wrong_short_form_is_refused_in_one_line():
     assert split_policies(listed) == [
         "svip", "top_k:k=4+svip:h=0.3,max_draft=8", "strict", '{"rule": {"name": "top_k", "k": 3}}',
     ]  # fmt: skip
-    with pytest.raises(ValueError, match="^expected names of policies with commas between them"):
-        split_policies("svip,,strict")
+    refused(lambda: split_policies("svip,,strict"), "^expected names of policies with commas between them")

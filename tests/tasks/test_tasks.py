@@ -77,8 +77,7 @@ def test_rows_are_read_with_file_and_line(tmp_path):
         with pytest.raises(ValueError, match=expected):
             ExactTask(path).problems()
     path.write_bytes(b'{"prompt": "a"}\n{"prompt": "\xff"}\n')
-    with pytest.raises(ValueError, match="'utf-8' codec"):
-        ExactTask(path).problems()
+    refused(lambda: ExactTask(path).problems(), "'utf-8' codec")
     with pytest.raises(FileNotFoundError, match="there is no file"):
         ExactTask(tmp_path / "none.jsonl")
     path = tmp_path / "rows.jsonl"
@@ -95,11 +94,9 @@ def test_a_text_file_has_a_prompt_per_line(tmp_path):
     assert read_prompts(path) == ["[1] is a list", '{"prompt": "as it stands"} ', "  Ada has\u2028 two"]
     assert read_prompts(path, 1) == ["[1] is a list"]
     path.write_bytes(b"a\n\xff\n")
-    with pytest.raises(ValueError, match=r"prompts\.txt, line 2 is not UTF-8"):
-        read_prompts(path)
+    refused(lambda: read_prompts(path), r"prompts\.txt, line 2 is not UTF-8")
     path.write_text(" \n")
-    with pytest.raises(ValueError, match="holds no rows"):
-        read_prompts(path)
+    refused(lambda: read_prompts(path), "holds no rows")
 
 
 # Demo and exact
@@ -117,8 +114,7 @@ def test_demo_and_exact_task(tmp_path):
     assert task.extract(problems[0], " 17 and no more") is None
     assert task.same(problems[0], "07", "7") and not task.same(problems[0], "7", "8")
     assert len(DemoTask().problems()) == 1000
-    with pytest.raises(ValueError, match="split"):
-        DemoTask("train2")
+    refused(lambda: DemoTask("train2"), "split")
     path = rows(tmp_path / "lines.jsonl", {"prompt": "p", "answer": "the  end"}, {"question": "q"})
     task = load_task(str(path))
     assert isinstance(task, ExactTask)
@@ -157,8 +153,7 @@ def test_gsm8k_prompts(gsm, tmp_path):
     assert GSM8K(gsm).extract(zero, zero.prompt) is None  # a model that repeats the request has not answered
     assert eight.prompt.count("Question: ") == 9 and eight.prompt.endswith("Question: Two and two?\nAnswer:")
     assert all(f"The final answer is {answer}.\n" in eight.prompt for answer in ANSWERS)
-    with pytest.raises(ValueError, match="shots: expected a whole number from 0 to 8, got 9"):
-        GSM8K(gsm, shots=9)
+    refused(lambda: GSM8K(gsm, shots=9), "shots: expected a whole number from 0 to 8, got 9")
     for row, expected in (
         ({"question": "a"}, "line 1: expected a text under 'answer', got the fields question"),
         ({"question": "a", "answer": "#### none"}, "line 1: expected an `answer` with a number"),
@@ -323,11 +318,9 @@ def test_a_path_comes_first_and_the_hub_last(monkeypatch, tmp_path):
     path = rows(tmp_path / "math.jsonl", {"problem": "Halve 1.", "answer": "0.5"})
     assert load_task("math", data=path).path == path and calls == []
     fake_datasets(monkeypatch, error=ConnectionError("no\nroute"))
-    with pytest.raises(ValueError, match=r"openai/gsm8k \(test\) was not loaded \(ConnectionError: no route\)"):
-        load_task("gsm8k")
+    refused(lambda: load_task("gsm8k"), r"openai/gsm8k \(test\) was not loaded \(ConnectionError: no route\)")
     fake_datasets(monkeypatch, [{"question": "a", "answer": "#### 1"}, {"question": "b"}])
-    with pytest.raises(ValueError, match=r"openai/gsm8k \(test\), row 2: expected a text under 'answer'"):
-        load_task("gsm8k").problems()
+    refused(lambda: load_task("gsm8k").problems(), r"openai/gsm8k \(test\), row 2: expected a text under 'answer'")
 
 
 # Prompts

@@ -21,15 +21,7 @@ from ..networks.base import AttentionWindow, HiddenStateNetwork
 from ..networks.corrected_networks import DSparkConfig
 from ..networks.eagle_network import Eagle3Config, Eagle3Network
 from ..trained import DSparkDrafter, Eagle3Drafter
-from .formats import (
-    FULL,
-    LAYER_SETTINGS,
-    SLIDING,
-    dspark_entries,
-    eagle3_entries,
-    format_of,
-    read_proposal,
-)
+from .formats import FULL, LAYER_SETTINGS, SLIDING, dspark_entries, eagle3_entries, format_of, read_proposal
 
 
 SPECULATORS = "0.9.0"  # the version whose format is written

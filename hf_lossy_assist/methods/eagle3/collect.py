@@ -62,19 +62,20 @@ def collect_texts(
 ) -> Path:
     """Let `target` answer `prompts`, and store the answers in the folder `out`.
 
-    `written`: answers that it wrote before, as texts, one a prompt, up to the first end token. One of fewer than `settings.new_tokens` tokens has ended.
+    `written`: answers that it wrote before, one a prompt, up to the first end token. If none has one, those of fewer than `settings.new_tokens`
+    tokens have ended.
 
-    Each batch of prompts is a separate file; a run that was killed and resumed gives the same files. `processes` share the batches; None: those
-    that `accelerate launch` started.
+    Each batch of prompts is a file; a run that was killed and resumed writes the same. `processes` share the batches; None: those that
+    `accelerate launch` started.
 
-    Returns: `out`. Raises: `ValueError`, one line, for prompts or models that cannot be used, or settings that differ from those of the unfinished
-    run.
+    Returns: `out`. Raises: `ValueError`, one line, for prompts or models that cannot be used, or other settings than the unfinished run's.
     """
     refuse_blank(prompts)
     if not all(written):
-        raise ValueError(
-            f"prompt {list(written).index('') + 1} has no answer of the target beside it, a `continuation`"
-        )
+        raise ValueError(f"prompt {list(written).index('') + 1} has no answer of the target, a `continuation`")
+    end, ends = tokenizer.eos_token, end_tokens(target.generation_config)
+    if tokenizer.eos_token_id in ends and not any(end in text for text in written):
+        written = [text + end for text in written]
     layers = settings.layers or default_layers(len(blocks_of(base_of(target)) or ()))
     HiddenStateHook(target, layers)  # refuses layers that the target does not have
     decided = asdict(settings) | {"layers": list(layers)}
@@ -105,15 +106,13 @@ def answer(
     ids, limit = [tokenizer(prompt)["input_ids"] for prompt in prompts], settings.new_tokens
     if written:
         ends = end_tokens(target.generation_config)
-        end = [tokenizer.eos_token_id] if tokenizer.eos_token_id in ends else []
         answers = []
         for begin, prompt, text in zip(ids, prompts, written, strict=True):
             tokens = tokenizer(prompt + text)["input_ids"]  # a space may be put before each text
-            size = len(begin)
-            whole = tokens[:size] == begin
-            tokens = tokens[size:] if whole else tokenizer(text, add_special_tokens=False)["input_ids"]
-            stop = next((n for n, token in enumerate(tokens, 1) if token in ends), None)
-            answers.append((tokens + end if stop is None else tokens[:stop])[:limit])
+            if tokens[: len(begin)] != begin:
+                tokens = begin + tokenizer(text, add_special_tokens=False)["input_ids"]
+            new = tokens[len(begin) :][:limit]
+            answers.append(new[: next((n for n, token in enumerate(new, 1) if token in ends), limit)])
     else:
         answers = continue_prompts(target, tokenizer, ids, limit, settings.decoding())
     texts = [prompt + new for prompt, new in zip(ids, answers, strict=True)]
@@ -187,9 +186,7 @@ class TextDataset:
         if shutil.disk_usage(folder).free + stored > needed + ROOM:
             self.store = folder
         else:
-            show(
-                f"states are read again in each epoch: storing them takes {needed / 1e9:.2g} GB, more than the disk has"
-            )
+            show(f"states are read again in each epoch: the disk lacks room for their {needed / 1e9:.1f} GB")
 
     @torch.no_grad()
     def _read(self, index: int, length: int) -> dict[str, torch.Tensor]:
@@ -197,7 +194,9 @@ class TextDataset:
         ids, file = self.ids[index][:length], None if self.store is None else self.store / f"{index}.safetensors"
         if file is not None and file.exists():
             with name_unreadable(file):
-                return {name: tensor[:length] for name, tensor in safetensors.torch.load_file(file).items()}
+                stored = safetensors.torch.load_file(file)
+            if stored["ids"][:length].equal(ids):  # not another job's
+                return {name: tensor[:length] for name, tensor in stored.items()}
         with self._hook:
             logits = self.target(ids[None].to(self.target.device), use_cache=False).logits[0].float()
             states = self._hook.take_states()

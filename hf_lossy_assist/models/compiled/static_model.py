@@ -218,12 +218,7 @@ def _forward(
     if facts.table_end is not None:
         positions = positions.clamp(max=facts.table_end - 1)
     out = block.model(
-        input_ids=tokens,
-        position_ids=positions,
-        attention_mask=mask,
-        **{CACHE: block.cache},
-        use_cache=True,
-        **extra,
+        input_ids=tokens, position_ids=positions, attention_mask=mask, **{CACHE: block.cache}, use_cache=True, **extra
     )
     # tensors of a plan are a CUDA graph's outputs and must be released before the next replay
     block.cache.forget_plan()

@@ -45,7 +45,7 @@ def collect_command(
     answered: Annotated[
         bool,
         "--written",
-        "for eagle3: --prompts, such as a server's log, has its answers too, as `continuation`; one below --max-new-tokens has ended",
+        "for eagle3: --prompts, such as a server's log, has its answers too, as `continuation`, all that followed; without end tokens, one below --max-new-tokens has ended",
     ] = False,
     limit: Annotated[int | None, (1, MOST), "most prompts to use (default: all; 64 of the demo)"] = None,
     max_new_tokens: Annotated[

@@ -124,7 +124,7 @@ def collect_command(
     else:
         run["written"] = [text.continuation or "" for text in texts] if answered else ()
         methods.collect_texts(target, tokenizer, [text.prompt for text in texts], out, settings, **run)
-        what = f"answers to {len(texts)} prompts"
+        what = f"answers to {len(texts)} prompts, {methods.TextDataset(out, target).count_ended()} ended"
     show(f"{out}: {what}")
 
 

@@ -35,13 +35,14 @@ def _recommend_lossless(fastest: ArmMetrics | None, alone: ArmMetrics, here: Seq
     best = fastest if _is_clear(fastest) else _choose_drafting(fastest, here)
     stock = max((arm for arm in here if arm.kind == "assisted"), key=lambda arm: arm.speed, default=None)
     if alone.arm == STATIC and alone.speed > max(arm.speed for arm in (best, stock) if arm is not None):
-        return f"{STATIC} with a static cache is fastest: {_format_times(alone.of_target)} the target; {best.arm} {_format_times(best.of_target)}"
+        line = f"{STATIC} with a static cache is fastest: {_format_times(alone.of_target)} the target; {best.arm} {_format_times(best.of_target)}"
+        return line if _is_clear(alone) else line + _say_how_many(alone)
     if stock is not None and stock.speed > best.speed and stock.of_target.value > 1 and _is_clear(stock):
         advice = f"use Transformers' own assisted generation ({stock.arm})"
         return f"{advice}: {_format_times(stock.of_target)} the target, {_compare_texts(stock)}; {best.arm} {_format_times(best.of_target)}"
     if best.of_target.value > 1 and _is_clear(best):
         return f"use {best.arm}: {_format_times(best.of_target)} the target, {_compare_texts(best)}"
-    line = f"{best.arm}, the fastest{' that always drafts' * (best is not fastest)}, is {_format_times(best.of_target)} the target"
+    line = f"{best.arm}, the fastest policy{' that always drafts' * (best is not fastest)}, is {_format_times(best.of_target)} the target"
     if _is_clear(best):
         return f"do not draft here: {line}"
     return f"no clear gain: {line}{_say_how_many(best)}"

@@ -8,6 +8,7 @@ from .autojudge.fit import JudgeReport as JudgeReport
 from .autojudge.fit import fit_autojudge as fit_autojudge
 from .autojudge.mine import MineSettings as MineSettings
 from .autojudge.mine import mine as mine
+from .eagle3.collect import TextDataset as TextDataset
 from .eagle3.collect import TextSettings as TextSettings
 from .eagle3.collect import collect_texts as collect_texts
 from .eagle3.fit import fit_drafter as fit_drafter

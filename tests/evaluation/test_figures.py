@@ -49,16 +49,16 @@ def test_the_advice():
         "2 of 4 texts differ, 2 of 4 right (2 lost, 2 won, p = 1)"
     )
     for found, says in (
-        (advised(svip=6.0), "do not draft here: svip, the fastest, is 0.50 × (0.27 to 0.92) the target"),
-        (advised(svip=2.7), "no clear gain: svip, the fastest, is 1.11 × (0.60 to 2.06) the target: about 138 batches would tell, --limit 138"),
-        (advised(svip=3.1), f"no clear gain: svip, the fastest, is 0.97 × (0.52 to 1.79) the target: {TIE}"),
-        (advised(1.0, prompts=1), "no clear gain: svip, the fastest, is 2.00 × the target, on 1 batch of prompts, and 4 make an interval: --limit 4"),
+        (advised(svip=6.0), "do not draft here: svip, the fastest policy, is 0.50 × (0.27 to 0.92) the target"),
+        (advised(svip=2.7), "no clear gain: svip, the fastest policy, is 1.11 × (0.60 to 2.06) the target: about 138 batches would tell, --limit 138"),
+        (advised(svip=3.1), f"no clear gain: svip, the fastest policy, is 0.97 × (0.52 to 1.79) the target: {TIE}"),
+        (advised(1.0, prompts=1), "no clear gain: svip, the fastest policy, is 2.00 × the target, on 1 batch of prompts, and 4 make an interval: --limit 4"),
     ):  # fmt: skip
         assert found == says
     advice = "use Transformers' own assisted generation (assisted): 1.50 × (1.29 to 1.74) the target, same text; "
     assert advised(6.0, ("target", "assisted", "svip"), 8, 4) == advice + "svip 0.50 × (0.37 to 0.67)"
     assert advised(1.0, ("target", "assisted", "svip")).startswith("use svip: 3.00 ×")
-    assert advised(9.0, prompts=1).startswith("no clear gain: svip, the fastest, is 0.22 × the target")
+    assert advised(9.0, prompts=1).startswith("no clear gain: svip, the fastest policy, is 0.22 × the target")
     advice = advised(svip=1.9)
     found = re.fullmatch(r"no clear gain: svip, .* the target: about (\d+) batches would tell, --limit \1", advice)
     needed = int(found[1])
@@ -74,14 +74,14 @@ def advised(svip, arms=("target", "svip"), prompts=4, copies=2):
 def test_fallback_that_stands_beside_the_target_does_not_hide_what_drafting_does():
     """Whatever it is called."""
     for svip, fallback, says in (
-        (9.0, 3.1, "do not draft here: svip, the fastest that always drafts, is 0.33 × (0.18 to 0.62) the target"),
-        (9.0, 2.9, "do not draft here: svip, the fastest that always drafts, is 0.33 × (0.18 to 0.62) the target"),
-        (3.3, 3.1, "no clear gain: svip+fallback, the fastest, is 0.97 × (0.52 to 1.79) the target: " + TIE),
+        (9.0, 3.1, "do not draft here: svip, the fastest policy that always drafts, is 0.33 × (0.18 to 0.62) the target"),
+        (9.0, 2.9, "do not draft here: svip, the fastest policy that always drafts, is 0.33 × (0.18 to 0.62) the target"),
+        (3.3, 3.1, "no clear gain: svip+fallback, the fastest policy, is 0.97 × (0.52 to 1.79) the target: " + TIE),
         (1.0, 0.9, "use svip+fallback: 3.33 ×"),
     ):  # fmt: skip
         assert beside_fallback(svip, fallback).startswith(says), (svip, fallback)
     for name in ("svip+fallback compiled", "svip+fallback:wait=2", '{"stop": {"name": "fallback"}}'):
-        says = "do not draft here: svip, the fastest that always drafts, is 0.33 ×"
+        says = "do not draft here: svip, the fastest policy that always drafts, is 0.33 ×"
         assert beside_fallback(9.0, 3.1, name).startswith(says), name
 
 
@@ -98,7 +98,7 @@ def test_a_slow_form_of_drafting_says_nothing_of_the_fastest_one():
     for name, seconds in (("strict", 9.0), ("svip+fallback", 2.8)):
         answers += [replace(answer, arm=name) for answer in a_run(seconds, copies=2) if answer.arm == "svip"]
     advice = recommend(compute_metrics(answers, arms), 1)
-    assert advice == f"no clear gain: svip+fallback, the fastest, is 1.07 × (0.58 to 1.98) the target: {TIE}"
+    assert advice == f"no clear gain: svip+fallback, the fastest policy, is 1.07 × (0.58 to 1.98) the target: {TIE}"
     answers = [answer for answer in a_run(0.9, copies=2) if answer.arm in ("target", "svip")]
     slow = [replace(answer, seconds=answer.seconds * 2) for answer in answers if answer.arm == "svip"]
     more = [replace(answer, arm=f"svip {n}") for n in range(20) for answer in slow]
@@ -107,4 +107,4 @@ def test_a_slow_form_of_drafting_says_nothing_of_the_fastest_one():
     assert few[1].of_target == many[1].of_target and few[1].of_target_all == few[1].of_target
     assert many[1].of_target_all.low < 1 < many[1].of_target.low
     assert recommend(few, 1).startswith("use svip")
-    assert recommend(many, 1).startswith("no clear gain: svip, the fastest")
+    assert recommend(many, 1).startswith("no clear gain: svip, the fastest policy")

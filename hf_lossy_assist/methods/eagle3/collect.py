@@ -102,7 +102,7 @@ def answer(
     settings: TextSettings,
     written: Sequence[str] = (),
 ) -> dict[str, torch.Tensor]:
-    """Return the content of one file: prompts with answers, end tokens included, concatenated, and lengths."""
+    """Return one file: prompts with answers, end tokens included, concatenated, and lengths."""
     ids, limit = [tokenizer(prompt)["input_ids"] for prompt in prompts], settings.new_tokens
     if written:
         ends = end_tokens(target.generation_config)
@@ -163,8 +163,13 @@ class TextDataset:
         return len(self.ids)
 
     def count_answered(self, indices: Sequence[int]) -> int:
-        """Return the number of tokens that the target wrote in these texts."""
+        """Return how many tokens of these texts the target wrote."""
         return sum(len(self.ids[index]) - self.prompts[index] for index in indices)
+
+    def count_ended(self) -> int:
+        """Return how many answers have an end token."""
+        ends = end_tokens(self.target.generation_config)
+        return sum(int(ids[-1]) in ends for ids in self.ids)
 
     def batch(self, indices: Sequence[int], longest: int) -> TextBatch:
         """Return these texts, cut to their first `longest` tokens."""
@@ -178,7 +183,7 @@ class TextDataset:
         return TextBatch(pad("ids"), pad("states"), pad("likely"), pad("probs"), lengths, prompts)
 
     def store_in(self, folder: Path, longest: int) -> None:
-        """Store in `folder` what is read of each text, for later epochs and a resumed run, if the disk has room for all."""
+        """Store what is read of each text in `folder`, for later epochs and a resumed run, if the disk has room."""
         tokens = sum(min(len(ids), longest) for ids in self.ids)
         needed = tokens * sum(tensor[0].nbytes for tensor in self._read(0, 2).values())
         folder.mkdir(parents=True, exist_ok=True)

@@ -65,10 +65,9 @@ def test_the_advice():
     needed = int(found[1])
     more, half = (advised(1.9, prompts=n, copies=n // 2 + 1) for n in (needed, needed // 2))
     assert more.startswith("use svip: ") and half.startswith("no clear gain: "), (advice, half, more)
-    run = [answer for answer in a_run(9.0) if answer.arm in ("target", "svip")]
-    run += [replace(answer, arm=STATIC, seconds=1.0) for answer in run if answer.arm == "target"]
+    run = a_run(9.0) + [replace(answer, arm=STATIC, seconds=1.0) for answer in a_run() if answer.arm == "target"]
     advice = recommend(compute_metrics(run, [*ARMS, replace(ARMS[0], name=STATIC)]), 1)
-    assert re.fullmatch(f"{STATIC} with .*, on 2 batches of prompts, and 4 make an interval: --limit 4", advice)
+    assert re.match(f"{STATIC} with .*, on 2 batches of prompts, and 4 make an interval: --limit 4", advice)
 
 
 def advised(svip, arms=("target", "svip"), prompts=4, copies=2):

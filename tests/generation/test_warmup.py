@@ -8,7 +8,7 @@ from support import eagle, tiny
 from transformers import CompileConfig
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.models.compiled import static_cache
+from hf_lossy_assist.models.compiled import compilation, static_cache, static_model
 
 
 pytestmark = pytest.mark.full
@@ -96,3 +96,11 @@ def test_what_generate_refuses_is_refused():
         line = "^[^\n]*(assistant|nothing|compile_config: expected)[^\n]*$"
         with pytest.raises((ValueError, TypeError), match=line):
             hla.warmup(**given | wrong)
+
+
+@torch.no_grad()
+def test_a_slice_of_a_longer_text_is_not_another_graph():
+    for text, graphs in ((torch.ones(1, 20, dtype=torch.long), 1), (torch.ones(1, 30, dtype=torch.long), 0)):
+        model = static_model.StaticRowModel(pair()[0], 1, 64, compilation=compilation.Compilation("eager"))
+        model.feed(text[:, :9], [9]), model.feed(text[:, 9:10], [1])
+        assert model.num_graphs == graphs

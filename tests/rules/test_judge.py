@@ -75,8 +75,7 @@ def test_judge_overrides_mismatches_alone():
 
 def test_a_head_that_was_not_asked_is_an_error():
     """Never quietly strict. With γ = 0 there is nothing to ask it."""
-    with pytest.raises(AssertionError, match="has not been asked"):
-        decide(Judge(ECHO, 0.5), greedy_block([[5]], [[5, 6]], [1]))
+    refused(lambda: decide(Judge(ECHO, 0.5), greedy_block([[5]], [[5, 6]], [1])), "has not been asked", AssertionError)
     assert decide(Judge(ECHO, 1.0), greedy_block([[], []], [[3], [8]], [0, 0])).token.tolist() == [3, 8]
 
 

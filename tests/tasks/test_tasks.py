@@ -78,8 +78,7 @@ def test_rows_are_read_with_file_and_line(tmp_path):
             ExactTask(path).problems()
     path.write_bytes(b'{"prompt": "a"}\n{"prompt": "\xff"}\n')
     refused(lambda: ExactTask(path).problems(), "'utf-8' codec")
-    with pytest.raises(FileNotFoundError, match="there is no file"):
-        ExactTask(tmp_path / "none.jsonl")
+    refused(lambda: ExactTask(tmp_path / "none.jsonl"), "there is no file", FileNotFoundError)
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({"prompt": "a\u2028b"}, ensure_ascii=False) + "\n", encoding="utf-8")
     assert ExactTask(path).problems() == [Problem("a\u2028b", None, {"prompt": "a\u2028b"})]

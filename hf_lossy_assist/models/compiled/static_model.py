@@ -49,8 +49,7 @@ class StaticRowModel(RowModel):
         self.num_compiled = self.num_graphs = 0
 
     def _why_not(self) -> str | None:
-        """Return the reason why this model's blocks cannot be compiled, as far as it is known before prefill, or
-        None."""
+        """Return why this model's blocks cannot be compiled, as far as known before prefill, or None."""
         base, name = base_of(self.model), type(base_of(self.model)).__name__
         if not is_tested(base) or self.model is not base:
             return f"{name} is none of the architectures that are tested compiled"
@@ -100,7 +99,8 @@ class StaticRowModel(RowModel):
             return super().feed(tokens, counts, keep)
         wide = next(size for size in WIDTHS if size >= width)
         self.cache.reserve(max(self.lengths) + wide)
-        padded = torch.nn.functional.pad(tokens.to(self.device), (0, wide - width))
+        # A graph serves one stride, and this may be a slice.
+        padded = torch.nn.functional.pad(tokens.to(self.device), (0, wide - width)).flatten().view(-1, wide)
         starts = torch.tensor(self.lengths, device=self.device)
         graphs_before = graphs_made()
         try:
@@ -133,19 +133,17 @@ class StaticRowModel(RowModel):
             self.cache.allocate(remember(base_of(self.model), name, self._one_slot), len(self.lengths), tokens)
 
     def _one_slot(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return keys and values of one token in each layer, (1, heads, 1, d) each;
-        not every config gives their shapes."""
+        """Return one token's keys and values of each layer, (1, heads, 1, d): few configs give these shapes."""
         alone = RowModel(self.model, 1, 1)
         alone.feed(torch.zeros(1, 1, dtype=torch.long), [1], keep=0)
         return [(layer.keys[:, :, :1], layer.values[:, :, :1]) for layer in alone.cache.layers]
 
     def is_ready(self) -> bool:
-        """Return whether the next block runs compiled: it can be compiled, and a prompt was fed, so the storage
-        exists."""
+        """Return whether the next block runs compiled: it can be, and a prompt was fed, so the storage exists."""
         return any(self.lengths) and self.cache.layers[0].is_initialized and self.can_compile()
 
     def can_compile(self) -> bool:
-        """Return whether this model's blocks can be compiled, as far as known now."""
+        """Return whether this model's blocks can be compiled."""
         if self.eager_because is not None:
             return False
         if self._signature is None:

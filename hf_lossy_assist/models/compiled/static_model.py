@@ -133,7 +133,7 @@ class StaticRowModel(RowModel):
             self.cache.allocate(remember(base_of(self.model), name, self._one_slot), len(self.lengths), tokens)
 
     def _one_slot(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return one token's keys and values of each layer, (1, heads, 1, d): few configs give these shapes."""
+        """Return one token's keys and values of each layer, (1, heads, 1, d): not every config has them."""
         alone = RowModel(self.model, 1, 1)
         alone.feed(torch.zeros(1, 1, dtype=torch.long), [1], keep=0)
         return [(layer.keys[:, :, :1], layer.values[:, :, :1]) for layer in alone.cache.layers]
